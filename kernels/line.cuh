@@ -1,0 +1,157 @@
+// How threads walk lines. A line is one run of `len` elements along the softmax dimension, `inner` elements apart; the
+// tensor holds `lines` of them, numbered along the other dimensions. All offsets are 64-bit.
+#pragma once
+#include <cstdint>
+
+#include "element.cuh"
+#include "softmax_state.cuh"
+
+// The offset of a line's first element.
+__device__ __forceinline__ int64_t line_start(int64_t line, int64_t len, int64_t inner) {
+    return inner == 1 ? line * len : line / inner * len * inner + line % inner;
+}
+
+// The elements of a line that one thread takes: first, first + step, ...
+struct StridedLine {
+    static constexpr int TILE = 8;  // elements in flight at once
+
+    int64_t start, stride, first, step, len;
+
+    // The whole of a line.
+    static __device__ StridedLine of_thread(int64_t line, int64_t len, int64_t inner) {
+        return {line_start(line, len, inner), inner, 0, 1, len};
+    }
+
+    // This thread's share of its block's line.
+    static __device__ StridedLine of_block(int64_t line, int64_t len, int64_t inner) {
+        return {line_start(line, len, inner), inner, threadIdx.x, blockDim.x, len};
+    }
+
+    // Calls f with tiles of load(offset), filled up with `absent` at the end of the line.
+    template <typename R, typename Load, typename F>
+    __device__ __forceinline__ void each_tile(R absent, Load load, F f) const {
+#pragma unroll 1
+        for (int64_t j = first; j < len; j += TILE * step) {
+            R tile[TILE];
+            const int64_t offset = start + j * stride;
+#pragma unroll
+            for (int k = 0; k < TILE; k++) {
+                tile[k] = j + k * step < len ? load(offset + k * step * stride) : absent;
+            }
+            f(tile);
+        }
+    }
+
+    // Calls f with every offset.
+    template <typename F>
+    __device__ __forceinline__ void each_offset(F f) const {
+#pragma unroll 1
+        for (int64_t j = first; j < len; j += TILE * step) {
+            const int64_t offset = start + j * stride;
+#pragma unroll
+            for (int k = 0; k < TILE; k++) {
+                if (j + k * step < len) f(offset + k * step * stride);
+            }
+        }
+    }
+};
+
+// A strided line of logits: what the schedules in schedule.cuh walk.
+template <typename T>
+struct DirectLogits {
+    static constexpr int TILE = StridedLine::TILE;
+    using R = Real<T>;
+
+    StridedLine line;
+    const T* x;
+    T* y;
+
+    template <typename F>
+    __device__ __forceinline__ void each_tile(F f) const {
+        line.each_tile(negative_infinity<R>(), [&](int64_t i) { return Element<T>::read(x[i]); }, f);
+    }
+
+    template <typename F>
+    __device__ __forceinline__ void map(F f) const {
+        line.each_offset([&](int64_t i) { y[i] = Element<T>::write(f(Element<T>::read(x[i]))); });
+    }
+};
+
+// One contiguous line for each thread of a block. The block moves tiles of all its lines through shared memory, so that
+// global accesses are coalesced although each thread works on a line of its own. Every thread of the block must make
+// the same calls.
+template <typename T>
+struct StagedLogits {
+    static constexpr int TILE = 8;              // what each_tile hands out
+    static constexpr int COLUMNS = 32;          // columns staged at once
+    static constexpr int LINES = 128;           // lines of a block, and its threads
+    static constexpr int PITCH = COLUMNS + 1;   // keeps the lines of a column in banks of their own
+    using R = Real<T>;
+
+    const T* x;  // the block's first line
+    T* y;
+    int64_t len;
+    int lines;      // lines in this block
+    R* shared;      // LINES * PITCH
+    int64_t staged; // the first column in shared memory, or -1
+
+    __device__ __forceinline__ R* own() const { return shared + threadIdx.x * PITCH; }
+
+    __device__ __forceinline__ int columns_at(int64_t column) const {
+        return column + COLUMNS <= len ? COLUMNS : static_cast<int>(len - column);
+    }
+
+    // f(place in shared memory, offset in global memory) for this thread's share of what is staged; neighbouring threads
+    // take neighbouring elements.
+    template <typename F>
+    __device__ __forceinline__ void each_staged(int64_t column, F f) const {
+        const int columns = columns_at(column);
+        if (columns == COLUMNS) {
+#pragma unroll 4
+            for (int i = threadIdx.x; i < lines * COLUMNS; i += LINES) {
+                f(i / COLUMNS * PITCH + i % COLUMNS, i / COLUMNS * len + column + i % COLUMNS);
+            }
+        } else {
+#pragma unroll 1
+            for (int i = threadIdx.x; i < lines * columns; i += LINES) {
+                f(i / columns * PITCH + i % columns, i / columns * len + column + i % columns);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void stage(int64_t column) {
+        if (staged == column) return;
+        __syncthreads();  // the tile before is done with
+        each_staged(column, [&](int place, int64_t i) { shared[place] = Element<T>::read(x[i]); });
+        __syncthreads();
+        staged = column;
+    }
+
+    template <typename F>
+    __device__ __forceinline__ void each_tile(F f) {
+        for (int64_t column = 0; column < len; column += COLUMNS) {
+            stage(column);
+            const int columns = threadIdx.x < lines ? columns_at(column) : 0;
+#pragma unroll 1
+            for (int from = 0; from < columns; from += TILE) {
+                R tile[TILE];
+#pragma unroll
+                for (int k = 0; k < TILE; k++) tile[k] = from + k < columns ? own()[from + k] : negative_infinity<R>();
+                f(tile);
+            }
+        }
+    }
+
+    template <typename F>
+    __device__ __forceinline__ void map(F f) {
+        for (int64_t column = 0; column < len; column += COLUMNS) {
+            stage(column);
+            const int columns = threadIdx.x < lines ? columns_at(column) : 0;
+#pragma unroll 4
+            for (int k = 0; k < columns; k++) own()[k] = f(own()[k]);
+            __syncthreads();
+            each_staged(column, [&](int place, int64_t i) { y[i] = Element<T>::write(shared[place]); });
+            staged = -1;
+        }
+    }
+};

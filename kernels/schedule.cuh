@@ -1,0 +1,63 @@
+// The schedules of the state over the logits of a line, and what is stored for an element. `Logits` is one of line.cuh's:
+// each_tile(f) hands out tiles of logits in the order of the line (-inf where the line has ended), map(f) writes f(x).
+#pragma once
+#include "line.cuh"
+
+template <int TILE, typename R>
+__device__ __forceinline__ R max_of(const R (&tile)[TILE]) {
+    R max = tile[0];
+#pragma unroll
+    for (int k = 1; k < TILE; k++) max = greater(max, tile[k]);
+    return max;
+}
+
+// The sum of exp(x - reference), added two by two.
+template <int TILE, typename R>
+__device__ __forceinline__ R exp_sum(const R (&tile)[TILE], R reference) {
+    R terms[TILE];
+#pragma unroll
+    for (int k = 0; k < TILE; k++) terms[k] = exponential(tile[k] - reference);
+#pragma unroll
+    for (int half = TILE / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (int k = 0; k < half; k++) terms[k] += terms[k + half];
+    }
+    return terms[0];
+}
+
+// Two passes: the maximum, then the sum.
+template <typename Logits>
+__device__ __forceinline__ auto safe_state(Logits& logits) {
+    using R = typename Logits::R;
+    auto state = SoftmaxState<R>::empty();
+    logits.each_tile([&](const R (&tile)[Logits::TILE]) { state.grow(max_of(tile)); });
+    const R reference = state.reference();
+    logits.each_tile([&](const R (&tile)[Logits::TILE]) { state.add(exp_sum(tile, reference)); });
+    return state;
+}
+
+// One pass: the sum is rescaled when a tile's maximum moves the reference.
+template <typename Logits>
+__device__ __forceinline__ auto online_state(Logits& logits) {
+    using R = typename Logits::R;
+    auto state = SoftmaxState<R>::empty();
+    logits.each_tile([&](const R (&tile)[Logits::TILE]) {
+        const R reference = state.grow(max_of(tile));
+        state.add(exp_sum(tile, reference));
+    });
+    return state;
+}
+
+template <typename R>
+struct Probability {
+    R max, inverse;
+    __device__ explicit Probability(Normalizer<R> line) : max(line.max), inverse(R(1) / line.sum) {}
+    __device__ __forceinline__ R operator()(R x) const { return exponential(x - max) * inverse; }
+};
+
+template <typename R>
+struct LogProbability {
+    R max, log_sum;
+    __device__ explicit LogProbability(Normalizer<R> line) : max(line.max), log_sum(logarithm(line.sum)) {}
+    __device__ __forceinline__ R operator()(R x) const { return (x - max) - log_sum; }
+};

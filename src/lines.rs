@@ -1,0 +1,118 @@
+//! A tensor seen as lines along one dimension.
+//!
+//! A *line* is one run of elements along the softmax dimension. A contiguous tensor of shape
+//! `(…outer…, len, …inner…)` holds `outer × inner` of them; neighbours in a line are `inner` elements apart.
+
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::{shape::Dim, Error, Layout, Result, Shape, D};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lines {
+    pub outer: usize,
+    pub len: usize,
+    pub inner: usize,
+}
+
+impl Lines {
+    pub fn new(shape: &Shape, dim: usize) -> Self {
+        let dims = shape.dims();
+        Self { outer: dims[..dim].iter().product(), len: dims[dim], inner: dims[dim + 1..].iter().product() }
+    }
+
+    /// How many lines there are.
+    pub fn count(&self) -> usize {
+        self.outer * self.inner
+    }
+
+    pub fn elem_count(&self) -> usize {
+        self.count() * self.len
+    }
+}
+
+/// Resolves `dim` for `shape`, or says which dimensions there are.
+pub(crate) fn resolve_dim<I: Dim>(dim: I, shape: &Shape, op: &'static str) -> Result<usize> {
+    let rank = shape.rank();
+    if rank == 0 {
+        candle_core::bail!("{op}: a scalar (shape []) has no dimension to normalise over, reshape it to (1,)")
+    }
+    dim.to_index(shape, op).map_err(|e| e.context(format!("{op}: shape {shape:?} has dimensions 0 to {}", rank - 1)))
+}
+
+/// The same dimension counted from the end, which is how an op keeps it.
+pub(crate) fn from_end(dim: usize, shape: &Shape) -> D {
+    D::Minus(shape.rank() - dim)
+}
+
+pub(crate) fn unsupported_dtype(dtype: candle_core::DType, op: &'static str) -> Error {
+    Error::UnsupportedDTypeForOp(dtype, op)
+        .context(format!("{op}: dtype {dtype:?} is not one of f16, bf16, f32 and f64, convert with to_dtype first"))
+}
+
+/// A storage whose elements from `start` on are the tensor in row-major order.
+pub(crate) enum Contiguous<'a, S> {
+    Borrowed { storage: &'a S, start: usize },
+    Copied(S),
+}
+
+impl<'a, S> Contiguous<'a, S>
+where
+    S: BackendStorage,
+    S::Device: BackendDevice<Storage = S>,
+{
+    /// Borrows `storage` where `layout` is contiguous, and copies it once where it is not.
+    pub fn new(storage: &'a S, layout: &Layout) -> Result<Self> {
+        if layout.is_contiguous() {
+            let start = layout.start_offset();
+            return Ok(Self::Borrowed { storage, start });
+        }
+        // SAFETY: the copy that follows writes every element.
+        let mut copy = unsafe { storage.device().alloc_uninit(layout.shape(), storage.dtype())? };
+        storage.copy_strided_src(&mut copy, 0, layout)?;
+        Ok(Self::Copied(copy))
+    }
+
+    pub fn storage(&self) -> &S {
+        match self {
+            Self::Borrowed { storage, .. } => storage,
+            Self::Copied(storage) => storage,
+        }
+    }
+
+    pub fn start(&self) -> usize {
+        match self {
+            Self::Borrowed { start, .. } => *start,
+            Self::Copied(_) => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_a_shape() {
+        let shape = Shape::from((2, 3, 4, 5));
+        let lines = |dim| {
+            let Lines { outer, len, inner } = Lines::new(&shape, dim);
+            (outer, len, inner)
+        };
+        assert_eq!(lines(0), (1, 2, 60));
+        assert_eq!(lines(2), (6, 4, 5));
+        assert_eq!(lines(3), (24, 5, 1));
+    }
+
+    #[test]
+    fn dims_that_do_not_exist() {
+        let shape = Shape::from((2, 3));
+        for (dim, found) in [(D::Minus1, 1), (D::Minus2, 0), (D::Minus(2), 0)] {
+            assert_eq!(resolve_dim(dim, &shape, "softmax").unwrap(), found);
+        }
+        let error = resolve_dim(2, &shape, "softmax").unwrap_err().to_string();
+        assert!(error.contains("softmax") && error.contains("[2, 3]") && error.contains("0 to 1"), "{error}");
+        assert!(resolve_dim(D::Minus(0), &shape, "softmax").is_err());
+        assert!(resolve_dim(D::Minus(3), &shape, "softmax").is_err());
+        let scalar = resolve_dim(D::Minus1, &Shape::from(()), "softmax").unwrap_err().to_string();
+        assert!(scalar.contains("scalar"), "{scalar}");
+    }
+}

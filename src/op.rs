@@ -1,0 +1,274 @@
+//! The one op behind every function and unit struct here: softmax or log-softmax, forward and backward.
+
+use crate::cpu;
+use crate::lines::{from_end, resolve_dim, unsupported_dtype, Contiguous, Lines};
+use candle_core::backend::BackendStorage;
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Layout, MetalStorage, Result, Shape, Tensor, D,
+};
+
+/// How a line is walked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Schedule {
+    /// Three passes: the maximum, the sum, the result.
+    Safe,
+    /// Two passes: maximum and sum together, the result.
+    Online,
+    /// Two passes, a line shared by many threads whose states are merged.
+    Reduce,
+}
+
+/// What is written for an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Output {
+    Probability,
+    LogProbability,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Softmax {
+    pub name: &'static str,
+    /// `None`: the device's plan chooses.
+    pub schedule: Option<Schedule>,
+    pub output: Output,
+    pub dim: D,
+}
+
+impl Softmax {
+    /// Over the last dimension, with the schedule fixed.
+    pub const fn last_dim(name: &'static str, schedule: Schedule) -> Self {
+        Self { name, schedule: Some(schedule), output: Output::Probability, dim: D::Minus1 }
+    }
+
+    fn lines(&self, layout: &Layout) -> Result<Lines> {
+        let dim = resolve_dim(self.dim, layout.shape(), self.name)?;
+        Ok(Lines::new(layout.shape(), dim))
+    }
+}
+
+macro_rules! on_cpu {
+    ($name:expr, $storage:expr, |$slice:ident| $body:expr) => {
+        match $storage {
+            CpuStorage::F32($slice) => CpuStorage::F32($body),
+            CpuStorage::F64($slice) => CpuStorage::F64($body),
+            CpuStorage::F16($slice) => CpuStorage::F16($body),
+            CpuStorage::BF16($slice) => CpuStorage::BF16($body),
+            other => return Err(unsupported_dtype(other.dtype(), $name)),
+        }
+    };
+}
+
+#[cfg(not(feature = "cuda"))]
+fn no_cuda<T>(op: &'static str) -> Result<T> {
+    candle_core::bail!(
+        "{op}: the tensor is on CUDA, but candle-softmax was built without its `cuda` feature, enable it"
+    )
+}
+
+fn no_metal<T>(op: &'static str) -> Result<T> {
+    candle_core::bail!("{op}: there is no Metal kernel, call candle_softmax::ops::softmax, which runs on Metal")
+}
+
+impl CustomOp1 for Softmax {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let lines = self.lines(layout)?;
+        check_dtype(storage.dtype(), self.name)?;
+        let schedule = self.schedule.unwrap_or(Schedule::Reduce);
+        let x = Contiguous::new(storage, layout)?;
+        let elements = x.start()..x.start() + lines.elem_count();
+        let out = on_cpu!(self.name, x.storage(), |xs| cpu::softmax(&xs[elements], lines, schedule, self.output));
+        Ok((out, layout.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let lines = self.lines(layout)?;
+        check_dtype(storage.dtype(), self.name)?;
+        let out = crate::cuda::softmax(self.name, storage, layout, lines, self.schedule, self.output)?;
+        Ok((out, layout.shape().clone()))
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        no_cuda(self.name)
+    }
+
+    fn metal_fwd(&self, _: &MetalStorage, _: &Layout) -> Result<(MetalStorage, Shape)> {
+        no_metal(self.name)
+    }
+
+    fn bwd(&self, arg: &Tensor, res: &Tensor, grad_res: &Tensor) -> Result<Option<Tensor>> {
+        let dim = resolve_dim(self.dim, arg.shape(), self.name)?;
+        let backward = SoftmaxBackward { output: self.output, dim: from_end(dim, arg.shape()) };
+        Ok(Some(res.apply_op2(grad_res, backward)?))
+    }
+}
+
+/// The gradient of the input from the result `y` and its gradient `g`: y·(g − Σ g·y), or for log-softmax g − exp(y)·Σ g.
+#[derive(Clone, Copy, Debug)]
+struct SoftmaxBackward {
+    output: Output,
+    dim: D,
+}
+
+impl SoftmaxBackward {
+    const NAME: &'static str = "softmax-backward";
+
+    fn lines(&self, y: &Layout, g: &Layout) -> Result<Lines> {
+        if y.shape() != g.shape() {
+            candle_core::bail!("{}: result {:?} and gradient {:?} differ in shape", Self::NAME, y.shape(), g.shape())
+        }
+        let dim = resolve_dim(self.dim, y.shape(), Self::NAME)?;
+        Ok(Lines::new(y.shape(), dim))
+    }
+
+    fn check_dtypes(y: DType, g: DType) -> Result<()> {
+        if y != g {
+            candle_core::bail!("{}: result {y:?} and gradient {g:?} differ in dtype", Self::NAME)
+        }
+        check_dtype(y, Self::NAME)
+    }
+}
+
+impl CustomOp2 for SoftmaxBackward {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn cpu_fwd(
+        &self,
+        y: &CpuStorage,
+        y_layout: &Layout,
+        g: &CpuStorage,
+        g_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let lines = self.lines(y_layout, g_layout)?;
+        Self::check_dtypes(y.dtype(), g.dtype())?;
+        let (y, g) = (Contiguous::new(y, y_layout)?, Contiguous::new(g, g_layout)?);
+        let count = lines.elem_count();
+        let out = on_cpu!(Self::NAME, y.storage(), |ys| {
+            let gs = g.storage().as_slice()?;
+            cpu::softmax_backward(&ys[y.start()..][..count], &gs[g.start()..][..count], lines, self.output)
+        });
+        Ok((out, y_layout.shape().clone()))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        y: &CudaStorage,
+        y_layout: &Layout,
+        g: &CudaStorage,
+        g_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let lines = self.lines(y_layout, g_layout)?;
+        Self::check_dtypes(y.dtype(), g.dtype())?;
+        let out = crate::cuda::softmax_backward(Self::NAME, (y, y_layout), (g, g_layout), lines, self.output)?;
+        Ok((out, y_layout.shape().clone()))
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        no_cuda(Self::NAME)
+    }
+
+    fn metal_fwd(&self, _: &MetalStorage, _: &Layout, _: &MetalStorage, _: &Layout) -> Result<(MetalStorage, Shape)> {
+        no_metal(Self::NAME)
+    }
+
+    /// Second order, out of candle's tensor ops (so third order follows). With h the gradient of this op's result:
+    /// softmax: ∂y = h·(g − Σ g·y) − g·Σ h·y and ∂g = y·(h − Σ h·y);
+    /// log-softmax: ∂y = −h·exp(y)·Σ g and ∂g = h − Σ h·exp(y).
+    fn bwd(&self, y: &Tensor, g: &Tensor, _: &Tensor, h: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let dim = resolve_dim(self.dim, y.shape(), Self::NAME)?;
+        let dtype = y.dtype();
+        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let (y, g, h) = (y.to_dtype(wide)?, g.to_dtype(wide)?, h.to_dtype(wide)?);
+        let (y_grad, g_grad) = match self.output {
+            Output::Probability => {
+                let gy = (&g * &y)?.sum_keepdim(dim)?;
+                let hy = (&h * &y)?.sum_keepdim(dim)?;
+                let y_grad = ((&h * g.broadcast_sub(&gy)?)? - g.broadcast_mul(&hy)?)?;
+                (y_grad, (&y * h.broadcast_sub(&hy)?)?)
+            }
+            Output::LogProbability => {
+                let p = y.exp()?;
+                let y_grad = (&h * &p)?.broadcast_mul(&g.sum_keepdim(dim)?)?.neg()?;
+                (y_grad, h.broadcast_sub(&(&h * &p)?.sum_keepdim(dim)?)?)
+            }
+        };
+        Ok((Some(y_grad.to_dtype(dtype)?), Some(g_grad.to_dtype(dtype)?)))
+    }
+}
+
+fn check_dtype(dtype: DType, op: &'static str) -> Result<()> {
+    match dtype {
+        DType::F16 | DType::BF16 | DType::F32 | DType::F64 => Ok(()),
+        other => Err(unsupported_dtype(other, op)),
+    }
+}
+
+/// Makes a unit struct the op [`Softmax`] over the last dimension with a schedule fixed.
+macro_rules! impl_custom_op {
+    ($op:ident, $name:literal, $schedule:ident) => {
+        impl $op {
+            const OP: $crate::op::Softmax = $crate::op::Softmax::last_dim($name, $crate::op::Schedule::$schedule);
+        }
+
+        impl candle_core::CustomOp1 for $op {
+            fn name(&self) -> &'static str {
+                Self::OP.name()
+            }
+
+            fn cpu_fwd(
+                &self,
+                storage: &candle_core::CpuStorage,
+                layout: &candle_core::Layout,
+            ) -> candle_core::Result<(candle_core::CpuStorage, candle_core::Shape)> {
+                Self::OP.cpu_fwd(storage, layout)
+            }
+
+            fn cuda_fwd(
+                &self,
+                storage: &candle_core::CudaStorage,
+                layout: &candle_core::Layout,
+            ) -> candle_core::Result<(candle_core::CudaStorage, candle_core::Shape)> {
+                Self::OP.cuda_fwd(storage, layout)
+            }
+
+            fn metal_fwd(
+                &self,
+                storage: &candle_core::MetalStorage,
+                layout: &candle_core::Layout,
+            ) -> candle_core::Result<(candle_core::MetalStorage, candle_core::Shape)> {
+                Self::OP.metal_fwd(storage, layout)
+            }
+
+            fn bwd(
+                &self,
+                arg: &candle_core::Tensor,
+                res: &candle_core::Tensor,
+                grad_res: &candle_core::Tensor,
+            ) -> candle_core::Result<Option<candle_core::Tensor>> {
+                Self::OP.bwd(arg, res, grad_res)
+            }
+        }
+    };
+}
+pub(crate) use impl_custom_op;
+
+#[cfg(all(test, not(feature = "cuda")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_crate_turned_cuda_on() {
+        let layout = Layout::contiguous((2, 3));
+        let error = crate::ReduceSoftmax.cuda_fwd(&CudaStorage, &layout).unwrap_err().to_string();
+        assert!(error.contains("reduce-softmax") && error.contains("`cuda` feature"), "{error}");
+    }
+}

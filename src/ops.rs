@@ -1,0 +1,81 @@
+//! The functions to call instead of those of the same names in `candle_nn::ops`.
+//!
+//! They take f16, bf16, f32 and f64 tensors of any rank but 0, any strides and any dimension, on the CPU and on CUDA.
+//! Sums and exponentials are f32 inside (f64 for f64), and each result is rounded once. All are tracked by autograd.
+//! On Metal they are made of candle's tensor ops, with the sums in f32.
+
+use crate::composed;
+use crate::lines::{from_end, resolve_dim};
+use crate::op::{Output, Softmax};
+use candle_core::{shape::Dim, Result, Tensor, D};
+
+fn apply(xs: &Tensor, dim: impl Dim, name: &'static str, output: Output) -> Result<Tensor> {
+    let dim = resolve_dim(dim, xs.shape(), name)?;
+    if xs.device().is_metal() {
+        return match output {
+            Output::Probability => composed::softmax(xs, dim),
+            Output::LogProbability => composed::log_softmax(xs, dim),
+        };
+    }
+    xs.apply_op1(Softmax { name, schedule: None, output, dim: from_end(dim, xs.shape()) })
+}
+
+/// Softmax over dimension `dim`: exp(xᵢ − max) / Σⱼ exp(xⱼ − max) along each line of `xs`.
+///
+/// `xs` is any f16, bf16, f32 or f64 tensor of rank 1 or more, with any strides; the result has its shape, dtype and
+/// device, and is contiguous. A line that holds NaN or +∞, or nothing but −∞, gives NaN; −∞ beside finite numbers gives
+/// exactly 0. An empty tensor comes back empty.
+///
+/// The maximum and the sum are found in one pass with the online normaliser of
+/// [Milakov & Gimelshein (2018)](https://arxiv.org/abs/1805.02867). The gradient is y·(g − Σ g·y).
+///
+/// # Errors
+/// If `xs` is a scalar, has no dimension `dim`, or is of another dtype; if it is on CUDA and the crate was built without
+/// its `cuda` feature.
+///
+/// ```
+/// use candle_core::{Device, Tensor, D};
+/// use candle_softmax::ops;
+///
+/// let xs = Tensor::new(&[[0f32, 1., 0., 1.], [-2., 2., 3., -3.]], &Device::Cpu)?;
+/// let p = ops::softmax(&xs, D::Minus1)?;
+/// let sums = p.sum(D::Minus1)?.to_vec1::<f32>()?;
+/// assert!(sums.iter().all(|sum| (sum - 1.0).abs() < 1e-6));
+/// assert_eq!(ops::softmax(&xs, 0)?.dims(), xs.dims());
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
+    apply(xs, dim, "softmax", Output::Probability)
+}
+
+/// [`softmax`] over the last dimension.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use candle_softmax::ops;
+///
+/// let xs = Tensor::new(&[f32::NEG_INFINITY, 0., 0.], &Device::Cpu)?;
+/// assert_eq!(ops::softmax_last_dim(&xs)?.to_vec1::<f32>()?, [0.0, 0.5, 0.5]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
+    apply(xs, D::Minus1, "softmax-last-dim", Output::Probability)
+}
+
+/// The logarithm of [`softmax`] over dimension `dim`: xᵢ − max − ln Σⱼ exp(xⱼ − max), which stays exact where the
+/// probability itself would round to 0.
+///
+/// Shapes, dtypes, special values and errors are those of [`softmax`], but −∞ beside finite numbers gives −∞. The gradient
+/// is g − exp(y)·Σ g.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use candle_softmax::ops;
+///
+/// let xs = Tensor::new(&[0f32, -1000.], &Device::Cpu)?;
+/// assert_eq!(ops::log_softmax(&xs, 0)?.to_vec1::<f32>()?, [0.0, -1000.0]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn log_softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
+    apply(xs, dim, "log-softmax", Output::LogProbability)
+}

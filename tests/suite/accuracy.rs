@@ -1,0 +1,109 @@
+//! The bounds hold for lines of any length, and for the lines that hurt: uniform, rising, falling, far from zero.
+
+use crate::support::{check, devices, normal, tensor, within_cap, Op, DTYPES};
+use candle_core::{DType, Result};
+
+fn lines(len: usize) -> Vec<(&'static str, Vec<f64>)> {
+    let at = |f: fn(f64) -> f64| (0..len).map(|i| f(i as f64 / len as f64)).collect::<Vec<f64>>();
+    vec![
+        ("uniform", vec![0.3; len]),
+        ("normal", normal(len, 1.0, len as u64)),
+        ("wide", normal(len, 30.0, len as u64)),
+        ("rising slowly", at(|t| t * 12.0)),
+        ("rising fast", at(|t| t * 5000.0)),
+        ("falling", at(|t| -t * 100.0)),
+        ("far below zero", at(|t| -1000.0 - 3.0 * (t * 1e4).sin())),
+        ("two levels", (0..len).map(|i| if i % 1000 == 999 { 9.0 } else { -0.7 }).collect()),
+    ]
+}
+
+fn check_lines(len: usize, dtypes: &[DType], ops: &[Op], kinds: &[&str]) -> Result<()> {
+    if !within_cap(len) {
+        return Ok(());
+    }
+    for (kind, line) in lines(len) {
+        if !kinds.is_empty() && !kinds.contains(&kind) {
+            continue;
+        }
+        for device in devices() {
+            for &dtype in dtypes {
+                let xs = tensor(&line, (1, len), dtype, &device)?;
+                for &op in ops {
+                    check(op, &xs, 1)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn short_lines() -> Result<()> {
+    for len in (1..70).chain([100, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1000]) {
+        check_lines(len, &DTYPES, &Op::ALL, &[])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn middle_lines() -> Result<()> {
+    for len in [2047, 4096, 8191, 8193, 16_384, 32_768, 65_537, 100_003] {
+        check_lines(len, &DTYPES, &Op::ALL, &[])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_million() -> Result<()> {
+    check_lines(1 << 20, &DTYPES, &Op::ALL, &["uniform", "wide", "rising slowly", "two levels"])
+}
+
+#[test]
+fn sixteen_million() -> Result<()> {
+    let ops = [Op::Safe, Op::Online, Op::Reduce, Op::Softmax, Op::LogSoftmax];
+    check_lines(1 << 24, &[DType::F32, DType::F64], &ops, &["uniform", "rising slowly"])?;
+    check_lines(1 << 24, &[DType::F16, DType::BF16], &ops, &["uniform"])
+}
+
+/// Across another dimension, where the schedules walk lines side by side.
+#[test]
+fn columns() -> Result<()> {
+    for (len, inner) in [(5, 3), (100, 64), (1000, 65), (4097, 130), (60_000, 2), (1_000_000, 3)] {
+        if !within_cap(len * inner) {
+            continue;
+        }
+        for (_, line) in lines(len) {
+            let values: Vec<f64> = line.iter().flat_map(|&x| (0..inner).map(move |i| x + i as f64 * 0.01)).collect();
+            for device in devices() {
+                for dtype in if len > 100_000 { &DTYPES[..1] } else { &DTYPES[..] } {
+                    let xs = tensor(&values, (1, len, inner), *dtype, &device)?;
+                    for op in Op::ANY_DIM {
+                        check(op, &xs, 1)?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Probabilities down to the smallest subnormal are neither flushed to zero nor coarser than f32 has them.
+#[test]
+fn subnormal_results() -> Result<()> {
+    for device in devices() {
+        let line: Vec<f64> = (0..1100).map(|i| -i as f64 / 10.0).collect();
+        for dtype in [DType::F32, DType::BF16] {
+            let xs = tensor(&line, (1, line.len()), dtype, &device)?;
+            for op in Op::ALL {
+                check(op, &xs, 1)?;
+                check(op, &xs.t()?.contiguous()?, 0)?;
+            }
+        }
+        let line: Vec<f64> = (0..7600).map(|i| -i as f64 / 10.0).collect();
+        let xs = tensor(&line, (1, line.len()), DType::F64, &device)?;
+        for op in Op::ALL {
+            check(op, &xs, 1)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,239 @@
+//! Gradients against finite differences, against candle's composed softmax, and against the formula in f64.
+
+use crate::support::{devices, normal, reference, tensor, values, within_cap, Op, DTYPES};
+use candle_core::{CustomOp1, DType, Device, Result, Tensor, Var};
+use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
+
+/// The gradient of Σ w·op(x) with respect to x.
+fn gradient(op: Op, xs: &Tensor, dim: usize, weights: &Tensor) -> Result<Tensor> {
+    let var = Var::from_tensor(xs)?;
+    let loss = (op.apply(&var, dim)? * weights)?.sum_all()?;
+    match loss.backward()?.get(&var) {
+        Some(grad) => Ok(grad.clone()),
+        None => panic!("{op:?} lost the gradient of {:?}", xs.shape()),
+    }
+}
+
+/// The same in f64 for one line, and the size of the terms that it is the difference of.
+fn expected(op: Op, line: &[f64], weights: &[f64]) -> Vec<(f64, f64)> {
+    let exact: Vec<_> = reference(line).map(|(p, log_p, _)| (p, log_p)).collect();
+    let log = op == Op::LogSoftmax;
+    let share = |((p, _), w): (&(f64, f64), &f64)| if log { *w } else { p * w };
+    let total: f64 = exact.iter().zip(weights).map(share).sum();
+    let size: f64 = exact.iter().zip(weights).map(|pair| share(pair).abs()).sum();
+    let one = |((p, log_p), w): (&(f64, f64), &f64)| {
+        if log {
+            // exp(y) of a rounded y is off by |y| times that rounding.
+            (w - p * total, w.abs() + p * size * (1.0 + log_p.abs()))
+        } else {
+            (p * (w - total), p * (w.abs() + size))
+        }
+    };
+    exact.iter().zip(weights).map(one).collect()
+}
+
+#[test]
+fn finite_differences() -> Result<()> {
+    for device in devices() {
+        for (shape, dim) in [((3, 7, 1), 1), ((2, 5, 3), 1), ((4, 3, 2), 0), ((2, 2, 9), 2)] {
+            let count = shape.0 * shape.1 * shape.2;
+            let logits = normal(count, 1.0, 1);
+            let weights = tensor(&normal(count, 1.0, 2), shape, DType::F64, &device)?;
+            for op in Op::ALL {
+                let loss = |logits: &[f64]| -> Result<f64> {
+                    let ys = op.apply(&tensor(logits, shape, DType::F64, &device)?, dim)?;
+                    (ys * &weights)?.sum_all()?.to_scalar::<f64>()
+                };
+                let found = values(&gradient(op, &tensor(&logits, shape, DType::F64, &device)?, dim, &weights)?)?;
+                for (i, found) in found.into_iter().enumerate() {
+                    let step = 1e-5;
+                    let mut moved = logits.clone();
+                    moved[i] += step;
+                    let above = loss(&moved)?;
+                    moved[i] -= 2.0 * step;
+                    let slope = (above - loss(&moved)?) / (2.0 * step);
+                    assert!(
+                        (found - slope).abs() < 1e-8,
+                        "{op:?} {shape:?} dim {dim}, element {i}: {found} for {slope}"
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn formula_in_every_dtype() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            // Of the terms that the gradient is the difference of; and what the smallest numbers are rounded to, twice.
+            let (relative, absolute) = match dtype {
+                DType::F64 => (1e-14, 0.0),
+                DType::F32 => (1e-6, 1e-44),
+                DType::F16 => (2f64.powi(-9), 2f64.powi(-22)),
+                _ => (2f64.powi(-6), 1e-40),
+            };
+            for (shape, dim) in [
+                ((300, 20, 1), 1),
+                ((5, 1000, 1), 1),
+                ((1, 70_000, 1), 1),
+                ((3, 50, 70), 1),
+                ((1, 40, 20_000), 1),
+                ((1, 200_000, 3), 1),
+            ] {
+                let (outer, len, inner): (usize, usize, usize) = shape;
+                let count = outer * len * inner;
+                if !within_cap(count) {
+                    continue;
+                }
+                let xs = tensor(&normal(count, 2.0, 3), shape, dtype, &device)?;
+                let weights = tensor(&normal(count, 1.0, 4), shape, dtype, &device)?;
+                let (logits, w) = (values(&xs)?, values(&weights)?);
+                for op in [Op::Softmax, Op::LogSoftmax] {
+                    let found = values(&gradient(op, &xs, dim, &weights)?)?;
+                    for line in 0..outer * inner {
+                        let offsets: Vec<usize> =
+                            (0..len).map(|j| line / inner * len * inner + j * inner + line % inner).collect();
+                        let pick = |from: &[f64]| offsets.iter().map(|&i| from[i]).collect::<Vec<f64>>();
+                        let exact = expected(op, &pick(&logits), &pick(&w));
+                        for (found, (exact, size)) in pick(&found).iter().zip(exact) {
+                            let bound = relative * size + absolute * (1.0 + size);
+                            assert!((found - exact).abs() <= bound, "{op:?} {dtype:?} {shape:?}: {found} for {exact}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_op_has_the_gradient_of_candles_composed_softmax() -> Result<()> {
+    let xs = tensor(&normal(6 * 11 * 40, 2.0, 5), (6, 11, 40), DType::F64, &Device::Cpu)?;
+    let weights = tensor(&normal(6 * 11 * 40, 1.0, 6), (6, 11, 40), DType::F64, &Device::Cpu)?;
+    for dim in 0..3 {
+        for op in Op::ALL {
+            let var = Var::from_tensor(&xs)?;
+            let composed = if op == Op::LogSoftmax {
+                candle_nn::ops::log_softmax(&var, dim)?
+            } else {
+                candle_nn::ops::softmax(&var, dim)?
+            };
+            let grads = (composed * &weights)?.sum_all()?.backward()?;
+            let oracle = values(grads.get(&var).unwrap())?;
+            for device in devices() {
+                let found = gradient(op, &xs.to_device(&device)?, dim, &weights.to_device(&device)?)?;
+                for (found, exact) in values(&found)?.iter().zip(&oracle) {
+                    assert!((found - exact).abs() < 1e-14, "{op:?} dim {dim}: {found} for {exact}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn upstream_gradients_of_any_layout() -> Result<()> {
+    for device in devices() {
+        let xs = Var::from_tensor(&tensor(&normal(30 * 40, 2.0, 7), (30, 40), DType::F32, &device)?)?;
+        let ys = xs.apply_op1(ReduceSoftmax)?;
+        let other = tensor(&normal(40 * 30, 1.0, 8), (40, 30), DType::F32, &device)?;
+        // The gradient arrives transposed.
+        let transposed = Var::from_tensor(&xs.as_tensor().copy()?)?;
+        let oracle = (candle_nn::ops::softmax(&transposed, 1)?.t()? * &other)?.sum_all()?.backward()?;
+        let oracle = values(oracle.get(&transposed).unwrap())?;
+        let grads = (ys.t()? * &other)?.sum_all()?.backward()?;
+        for (found, exact) in values(grads.get(&xs).unwrap())?.iter().zip(oracle) {
+            assert!((found - exact).abs() < 1e-6, "{found} for {exact}");
+        }
+        // It arrives as a broadcast scalar; probabilities sum to a constant.
+        let grads = ys.sum_all()?.backward()?;
+        assert!(values(grads.get(&xs).unwrap())?.iter().all(|grad| grad.abs() < 1e-7));
+    }
+    Ok(())
+}
+
+#[test]
+fn nothing_tracked_comes_back_untracked() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            let var = Var::from_tensor(&tensor(&normal(24, 1.0, 9), (2, 3, 4), dtype, &device)?)?;
+            let views = [var.as_tensor().clone(), var.transpose(0, 2)?, var.narrow(1, 1, 2)?, var.narrow(0, 0, 0)?];
+            for view in &views {
+                for op in Op::ALL {
+                    for dim in 0..3 {
+                        assert!(op.apply(view, dim)?.track_op(), "{op:?} {dtype:?} {:?}", view.shape());
+                    }
+                }
+            }
+            for op in Op::ALL {
+                assert!(!op.apply(&var.as_detached_tensor(), 2)?.track_op());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The gradient itself is a function of the result y and its gradient g; what `backward` of it says is checked against
+/// finite differences, for all three unit structs and the functions.
+#[test]
+fn second_order() -> Result<()> {
+    let (rows, cols) = (3, 6);
+    let first_order = |name: &str, y: &Tensor, g: &Tensor| -> Result<Tensor> {
+        let x = y; // only its shape is looked at
+        let grad = match name {
+            "safe" => SafeSoftmax.bwd(x, y, g)?,
+            "online" => OnlineSoftmax.bwd(x, y, g)?,
+            _ => ReduceSoftmax.bwd(x, y, g)?,
+        };
+        Ok(grad.expect("a gradient"))
+    };
+    for device in devices() {
+        let make = |seed| tensor(&normal(rows * cols, 0.5, seed), (rows, cols), DType::F64, &device);
+        let h = make(12)?;
+        for name in ["safe", "online", "reduce"] {
+            let (y, g) = (Var::from_tensor(&make(10)?)?, Var::from_tensor(&make(11)?)?);
+            let grads = (first_order(name, &y, &g)? * &h)?.sum_all()?.backward()?;
+            for (input, seed) in [(&y, 10), (&g, 11)] {
+                let found = values(grads.get(input).expect("tracked"))?;
+                for (i, found) in found.into_iter().enumerate() {
+                    let step = 1e-5;
+                    let loss = |by: f64| -> Result<f64> {
+                        let mut moved = normal(rows * cols, 0.5, seed);
+                        moved[i] += by;
+                        let moved = tensor(&moved, (rows, cols), DType::F64, &device)?;
+                        let grad =
+                            if seed == 10 { first_order(name, &moved, &g)? } else { first_order(name, &y, &moved)? };
+                        (grad * &h)?.sum_all()?.to_scalar::<f64>()
+                    };
+                    let slope = (loss(step)? - loss(-step)?) / (2.0 * step);
+                    assert!((found - slope).abs() < 1e-8, "{name} of input {seed}, element {i}: {found} for {slope}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Through log-softmax: with candle's detaching off, the second derivative of the loss is that of the formula.
+#[test]
+fn second_order_of_log_softmax_is_tracked() -> Result<()> {
+    for device in devices() {
+        let x = Var::from_tensor(&tensor(&normal(5, 1.0, 13), 5, DType::F64, &device)?)?;
+        let y = ops::log_softmax(&x, 0)?;
+        let grads = (y * tensor(&normal(5, 1.0, 14), 5, DType::F64, &device)?)?.sum_all()?.backward()?;
+        let p = values(&ops::softmax(&x, 0)?)?;
+        let total: f64 = normal(5, 1.0, 14).iter().sum();
+        // d/dx of w − p·Σw, summed: −Σw · Σ dp = 0, and weighted with the first unit vector: −Σw·p₀·(δ − p)
+        let first = grads.get(&x).unwrap().narrow(0, 0, 1)?.sum_all()?;
+        let second = first.backward()?;
+        let found = values(second.get(&x).expect("the gradient is a tracked function of x"))?;
+        for (i, found) in found.into_iter().enumerate() {
+            let exact = -total * p[0] * (if i == 0 { 1.0 } else { 0.0 } - p[i]);
+            assert!((found - exact).abs() < 1e-14, "element {i}: {found} for {exact}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,13 @@
+//! One body for every device: each test runs on the CPU and, with feature `cuda` and a GPU, on CUDA too. Everything is
+//! judged against an f64 reference (`support::reference`) or an outside oracle, by the bounds in the README.
+//!
+//! `CANDLE_SOFTMAX_TEST_CAP=N` leaves out tensors of more than N elements, for slow checkers such as compute-sanitizer.
+
+mod accuracy;
+mod gradients;
+mod large;
+mod properties;
+mod seed_cases;
+mod semantics;
+mod support;
+mod threads;

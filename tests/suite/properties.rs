@@ -1,0 +1,166 @@
+//! Random shapes, dimensions, layouts and values, drawn so that every kernel and CPU path is reached.
+
+use crate::support::{check, devices, gpu, normal, tensor, within_cap, Op, DTYPES};
+use candle_core::{DType, Device, Result, Tensor};
+use proptest::prelude::*;
+
+/// How a tensor lies in memory.
+#[derive(Clone, Copy, Debug)]
+enum View {
+    Contiguous,
+    /// From the middle of a larger tensor
+    Offset,
+    /// Every line interrupted
+    Narrowed,
+    /// Two dimensions swapped
+    Transposed,
+    /// One slice seen many times
+    Broadcast,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Values {
+    Normal(f64),
+    /// Normal, with −∞, the ends of the dtype, zeros and tiny numbers sprinkled in
+    Extreme,
+    /// Rising along memory
+    Rising,
+}
+
+fn draw(kind: Values, count: usize, dtype: DType, seed: u64) -> Vec<f64> {
+    let end = match dtype {
+        DType::F16 => 60_000.0,
+        DType::F64 => 1e300,
+        _ => 3e38,
+    };
+    match kind {
+        Values::Normal(scale) => normal(count, scale, seed),
+        Values::Rising => (0..count).map(|i| i as f64 * 0.01).collect(),
+        Values::Extreme => {
+            let special = [f64::NEG_INFINITY, end, -end, 0.0, -0.0, 1e-40, -1e-300, 1000.0];
+            let mut values = normal(count, 20.0, seed);
+            for (i, place) in (seed as usize % 7..count).step_by(7).enumerate() {
+                values[place] = special[i % special.len()];
+            }
+            values
+        }
+    }
+}
+
+fn build(
+    shape: &[usize],
+    dim: usize,
+    view: View,
+    kind: Values,
+    dtype: DType,
+    seed: u64,
+    device: &Device,
+) -> Result<Tensor> {
+    let make = |shape: &[usize]| tensor(&draw(kind, shape.iter().product(), dtype, seed), shape, dtype, device);
+    let mut larger = shape.to_vec();
+    match view {
+        View::Contiguous => make(shape),
+        View::Offset => {
+            larger[0] += 3;
+            make(&larger)?.narrow(0, 2, shape[0])
+        }
+        View::Narrowed => {
+            larger[dim] += 2;
+            make(&larger)?.narrow(dim, 1, shape[dim])
+        }
+        View::Transposed => {
+            larger.swap(0, dim);
+            make(&larger)?.transpose(0, dim)
+        }
+        View::Broadcast => {
+            let other = (dim + 1) % shape.len();
+            larger[other] = 1;
+            make(&larger)?.broadcast_as(shape)
+        }
+    }
+}
+
+/// A length of one of the sizes that kernels and blocks change at.
+fn length() -> impl Strategy<Value = usize> {
+    prop_oneof![
+        6 => 1usize..70,
+        3 => 120usize..140,
+        3 => 250usize..1100,
+        2 => 4000usize..9000,
+        1 => 16_000usize..17_000,
+        1 => 60_000usize..140_000,
+    ]
+}
+
+fn shape_and_dim() -> impl Strategy<Value = (Vec<usize>, usize)> {
+    (1usize..=8, length(), any::<prop::sample::Index>(), prop::collection::vec(1usize..40, 8)).prop_map(
+        |(rank, len, dim, mut sizes)| {
+            sizes.truncate(rank);
+            let dim = dim.index(rank);
+            sizes[dim] = len;
+            // Keep it to a few hundred thousand elements, taking from the other dimensions.
+            let mut at = 0;
+            while sizes.iter().product::<usize>() > 200_000 && sizes.iter().enumerate().any(|(i, &n)| i != dim && n > 1)
+            {
+                if at != dim {
+                    sizes[at] = sizes[at].div_ceil(2);
+                }
+                at = (at + 1) % rank;
+            }
+            (sizes, dim)
+        },
+    )
+}
+
+fn views() -> impl Strategy<Value = View> {
+    prop::sample::select(vec![View::Contiguous, View::Offset, View::Narrowed, View::Transposed, View::Broadcast])
+}
+
+fn kinds() -> impl Strategy<Value = Values> {
+    let normals = [0.01, 1.0, 10.0, 200.0].map(Values::Normal);
+    prop::sample::select([&normals[..], &[Values::Extreme, Values::Rising]].concat())
+}
+
+fn config() -> ProptestConfig {
+    ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn any_tensor((shape, dim) in shape_and_dim(), view in views(), kind in kinds(), dtype in prop::sample::select(DTYPES.to_vec()),
+                  op in prop::sample::select(Op::ALL.to_vec()), seed in any::<u64>()) {
+        if within_cap(shape.iter().product::<usize>() + 100) {
+            for device in devices() {
+                check(op, &build(&shape, dim, view, kind, dtype, seed, &device).unwrap(), dim).unwrap();
+            }
+        }
+    }
+
+    /// Many short lines: where a thread takes a line.
+    #[test]
+    fn many_short_lines(lines in 1000usize..20_000, len in 1usize..40, across: bool, kind in kinds(),
+                        dtype in prop::sample::select(DTYPES.to_vec()), op in prop::sample::select(Op::ALL.to_vec()), seed in any::<u64>()) {
+        let (shape, dim) = if across { ([len, lines], 0) } else { ([lines, len], 1) };
+        if within_cap(lines * len) {
+            for device in devices() {
+                check(op, &build(&shape, dim, View::Contiguous, kind, dtype, seed, &device).unwrap(), dim).unwrap();
+            }
+        }
+    }
+
+    /// CPU and CUDA agree to within twice the bounds, each other's outside oracle.
+    #[test]
+    fn cpu_and_cuda_agree((shape, dim) in shape_and_dim(), seed in any::<u64>(), log: bool) {
+        if let Some(gpu) = gpu().filter(|_| within_cap(shape.iter().product())) {
+            let op = if log { Op::LogSoftmax } else { Op::Softmax };
+            let make = |device: &Device| build(&shape, dim, View::Contiguous, Values::Normal(3.0), DType::F32, seed, device);
+            let cpu = crate::support::values(&op.apply(&make(&Device::Cpu).unwrap(), dim).unwrap()).unwrap();
+            let cuda = crate::support::values(&op.apply(&make(&gpu).unwrap(), dim).unwrap()).unwrap();
+            for (a, b) in cpu.iter().zip(&cuda) {
+                prop_assert!((a - b).abs() <= a.abs() * 1e-5 + 1e-6 * f64::from(u8::from(log)), "{a} on the CPU and {b} on CUDA");
+            }
+        }
+    }
+}

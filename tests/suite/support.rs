@@ -1,0 +1,203 @@
+//! Devices, ops and the reference that results are judged against.
+
+use candle_core::{DType, Device, Result, Shape, Tensor, D};
+use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
+use half::{bf16, f16};
+use rand::{rngs::StdRng, Rng, SeedableRng};
+
+pub const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
+
+/// The CPU and, where there is one, a GPU.
+pub fn devices() -> Vec<Device> {
+    let mut devices = vec![Device::Cpu];
+    match gpu() {
+        Some(gpu) => devices.push(gpu),
+        None => eprintln!("skipped on CUDA: there is no GPU, or feature `cuda` is off"),
+    }
+    devices
+}
+
+/// One handle per process: candle makes a new stream handle and cuBLAS workspace for each.
+pub fn gpu() -> Option<Device> {
+    static GPU: std::sync::OnceLock<Option<Device>> = std::sync::OnceLock::new();
+    GPU.get_or_init(|| Device::new_cuda(0).ok()).clone()
+}
+
+/// Whether tensors of this many elements are to be tested.
+pub fn within_cap(elements: usize) -> bool {
+    let cap = std::env::var("CANDLE_SOFTMAX_TEST_CAP").ok().and_then(|cap| cap.parse().ok());
+    cap.is_none_or(|cap: usize| elements <= cap)
+}
+
+/// Everything a user can call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    Safe,
+    Online,
+    Reduce,
+    Softmax,
+    SoftmaxLastDim,
+    LogSoftmax,
+}
+
+impl Op {
+    pub const ALL: [Op; 6] = [Op::Safe, Op::Online, Op::Reduce, Op::Softmax, Op::SoftmaxLastDim, Op::LogSoftmax];
+    /// Those that take a dimension.
+    pub const ANY_DIM: [Op; 2] = [Op::Softmax, Op::LogSoftmax];
+
+    /// Along `dim`. The ops that work on the last dimension get a transposed view.
+    pub fn apply(self, xs: &Tensor, dim: usize) -> Result<Tensor> {
+        match self {
+            Op::Softmax => ops::softmax(xs, dim),
+            Op::LogSoftmax => ops::log_softmax(xs, dim),
+            _ if dim + 1 != xs.rank() => {
+                self.apply(&xs.transpose(dim, D::Minus1)?, xs.rank() - 1)?.transpose(dim, D::Minus1)
+            }
+            Op::Safe => xs.apply_op1(SafeSoftmax),
+            Op::Online => xs.apply_op1(OnlineSoftmax),
+            Op::Reduce => xs.apply_op1(ReduceSoftmax),
+            Op::SoftmaxLastDim => ops::softmax_last_dim(xs),
+        }
+    }
+}
+
+/// A tensor of `values` rounded to `dtype`.
+pub fn tensor(values: &[f64], shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+    let shape = shape.into();
+    match dtype {
+        DType::F32 => Tensor::from_vec(values.iter().map(|&x| x as f32).collect(), shape, device),
+        DType::F64 => Tensor::from_vec(values.to_vec(), shape, device),
+        DType::F16 => Tensor::from_vec(values.iter().map(|&x| f16_of(x)).collect(), shape, device),
+        DType::BF16 => Tensor::from_vec(values.iter().map(|&x| bf16_of(x)).collect(), shape, device),
+        other => candle_core::bail!("no values of {other:?} are made here"),
+    }
+}
+
+/// The elements in row-major order, exactly.
+pub fn values(xs: &Tensor) -> Result<Vec<f64>> {
+    xs.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
+}
+
+/// An f64 correctly rounded to f16 or bf16, by way of an f32 rounded to odd (half's own from_f64 drops the low bits, and so
+/// takes some numbers just beside the middle of two for the middle).
+fn round_to<H>(x: f64, from_f32: fn(f32) -> H) -> H {
+    let near = x as f32;
+    let toward_zero = if (near as f64).abs() > x.abs() { f32::from_bits(near.to_bits() - 1) } else { near };
+    let odd = if toward_zero as f64 == x || x.is_nan() { near } else { f32::from_bits(toward_zero.to_bits() | 1) };
+    from_f32(odd)
+}
+
+fn f16_of(x: f64) -> f16 {
+    round_to(x, f16::from_f32)
+}
+
+fn bf16_of(x: f64) -> bf16 {
+    round_to(x, bf16::from_f32)
+}
+
+pub fn normal(count: usize, scale: f64, seed: u64) -> Vec<f64> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut uniform = || rng.random_range(f64::MIN_POSITIVE..1.0);
+    // Box and Muller
+    let mut one = || (-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos();
+    (0..count).map(|_| one() * scale).collect()
+}
+
+/// A line's softmax in f64 with compensated sums: (p, log p, x − max) of each element.
+pub fn reference(line: &[f64]) -> impl Iterator<Item = (f64, f64, f64)> + '_ {
+    let max = line.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let (mut sum, mut carry) = (0.0, 0.0);
+    for &x in line {
+        // Neumaier: terms are at most the sum's size once the first is in.
+        let term = (x - max).exp();
+        let total = sum + term;
+        carry += if sum >= term { (sum - total) + term } else { (term - total) + sum };
+        sum = total;
+    }
+    let sum = sum + carry;
+    line.iter().map(move |&x| ((x - max).exp() / sum, x - max - sum.ln(), x - max))
+}
+
+/// Fails unless `found` keeps the bounds for an exact value.
+pub fn check_element(
+    op: Op,
+    dtype: DType,
+    found: f64,
+    (p, log_p, shifted): (f64, f64, f64),
+) -> std::result::Result<(), String> {
+    let log = op == Op::LogSoftmax;
+    let exact = if log { log_p } else { p };
+    let distance = shifted.abs();
+    // What may be off before the one rounding.
+    let slack = match (log, dtype) {
+        (true, DType::F64) => 1e-13 + 1e-15 * log_p.abs(),
+        (true, _) => 1e-6 + 3e-7 * log_p.abs(),
+        (false, DType::F64) => (p * (1e-13 + 1e-15 * distance)).max(2e-323),
+        (false, DType::F32) if p < f32::MIN_POSITIVE as f64 => 1.3e-43,
+        (false, _) => p * (1e-6 + 1e-7 * distance),
+    };
+    let good = if exact.is_nan() || found.is_nan() {
+        exact.is_nan() && found.is_nan()
+    } else if found == exact {
+        true
+    } else {
+        match (log, dtype) {
+            // Rounded to f32 or f64 the slack covers it, but for what overflows.
+            (_, DType::F32 | DType::F64) => {
+                found == exact
+                    || (found - exact).abs() <= slack
+                    || (dtype == DType::F32 && found == exact as f32 as f64)
+            }
+            (false, DType::F16) => ulps_apart(f16_of(found).to_bits(), f16_of(exact).to_bits()) <= 1,
+            (false, _) => ulps_apart(bf16_of(found).to_bits(), bf16_of(exact).to_bits()) <= 1,
+            (true, DType::F16) => {
+                let round = |x: f64| f16_of(x).to_f64();
+                (round(exact - slack)..=round(exact + slack)).contains(&found)
+            }
+            (true, _) => {
+                let round = |x: f64| bf16_of(x).to_f64();
+                (round(exact - slack)..=round(exact + slack)).contains(&found)
+            }
+        }
+    };
+    if good {
+        Ok(())
+    } else {
+        Err(format!("{op:?} {dtype:?}: {found:e} for {exact:e} (x - max = {shifted})"))
+    }
+}
+
+/// Units in the last place between two non-negative half-precision numbers.
+fn ulps_apart(a: u16, b: u16) -> u16 {
+    a.abs_diff(b)
+}
+
+/// Fails unless `found` is the (log-)softmax of `xs` along `dim`.
+pub fn check_result(op: Op, xs: &Tensor, dim: usize, found: &Tensor) -> Result<()> {
+    assert_eq!(xs.shape(), found.shape());
+    assert_eq!(xs.dtype(), found.dtype());
+    let dims = xs.dims();
+    let (len, inner): (usize, usize) = (dims[dim], dims[dim + 1..].iter().product());
+    let (inputs, outputs) = (values(xs)?, values(found)?);
+    let mut line = vec![0.0; len];
+    for start in (0..inputs.len()).filter(|i| i / inner % len == 0) {
+        let offsets = (0..len).map(|j| start + j * inner);
+        line.iter_mut().zip(offsets.clone()).for_each(|(x, i)| *x = inputs[i]);
+        let mut sum = 0.0;
+        for (j, (i, exact)) in offsets.zip(reference(&line)).enumerate() {
+            if let Err(error) = check_element(op, xs.dtype(), outputs[i], exact) {
+                panic!("{error} on {:?}, shape {dims:?}, dim {dim}, element {j} of the line at {start}", xs.device());
+            }
+            sum += outputs[i];
+        }
+        if xs.dtype() == DType::F32 && op != Op::LogSoftmax && !sum.is_nan() {
+            assert!((sum - 1.0).abs() <= 1e-5, "{op:?}: an f32 line sums to {sum}, shape {dims:?}, dim {dim}");
+        }
+    }
+    Ok(())
+}
+
+/// Applies `op` to `xs` along `dim` and checks the result.
+pub fn check(op: Op, xs: &Tensor, dim: usize) -> Result<()> {
+    check_result(op, xs, dim, &op.apply(xs, dim)?)
+}
