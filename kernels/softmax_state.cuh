@@ -24,7 +24,7 @@ __device__ __forceinline__ R negative_infinity() {
     return static_cast<R>(-__int_as_float(0x7f800000));
 }
 
-// A running sum that carries what each addition rounds away (Knuth's two-sum).
+// A running sum that carries what each addition rounds away into the next (Kahan's, with Knuth's two-sum).
 template <typename R>
 struct CompensatedSum {
     R sum, carry;
@@ -32,9 +32,12 @@ struct CompensatedSum {
     static __device__ __forceinline__ CompensatedSum empty() { return {R(0), R(0)}; }
 
     __device__ __forceinline__ void add(R x) {
+        x += carry;
         const R total = sum + x;
         const R x_part = total - sum;
-        carry += (sum - (total - x_part)) + (x - x_part);
+        const R lost = (sum - (total - x_part)) + (x - x_part);
+        // What an infinity rounds away is NaN, and no part of the sum.
+        carry = isfinite(total) ? lost : R(0);
         sum = total;
     }
 
@@ -48,8 +51,7 @@ struct CompensatedSum {
         carry = product(carry, factor);
     }
 
-    // What an infinity rounds away is NaN, and no part of the sum.
-    __device__ __forceinline__ R value() const { return isfinite(sum) ? sum + carry : sum; }
+    __device__ __forceinline__ R value() const { return sum + carry; }
 
     __device__ __forceinline__ CompensatedSum shuffle_xor(int mask) const {
         return {__shfl_xor_sync(~0u, sum, mask), __shfl_xor_sync(~0u, carry, mask)};
