@@ -35,6 +35,8 @@ pub mod ops;
 mod reduce;
 mod safe;
 mod state;
+#[doc(hidden)]
+pub mod testing;
 
 pub use online::OnlineSoftmax;
 pub use ops::{log_softmax, softmax, softmax_last_dim};

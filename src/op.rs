@@ -4,8 +4,10 @@ use crate::cpu;
 use crate::lines::{from_end, resolve_dim, unsupported_dtype, Contiguous, Lines};
 use candle_core::backend::BackendStorage;
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Layout, MetalStorage, Result, Shape, Tensor, D,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Error, InplaceOp2, Layout, MetalStorage, Result, Shape,
+    Tensor, D,
 };
+use std::ops::Range;
 
 /// How a line is walked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,9 +42,26 @@ impl Softmax {
         Self { name, schedule: Some(schedule), output: Output::Probability, dim: D::Minus1 }
     }
 
-    fn lines(&self, layout: &Layout) -> Result<Lines> {
+    pub fn lines(&self, layout: &Layout) -> Result<Lines> {
         let dim = resolve_dim(self.dim, layout.shape(), self.name)?;
         Ok(Lines::new(layout.shape(), dim))
+    }
+
+    /// Where an output that is given lies in its storage.
+    fn output_range(&self, out: DType, out_layout: &Layout, x: DType, layout: &Layout) -> Result<Range<usize>> {
+        check_dtype(x, self.name)?;
+        if out != x || out_layout.shape() != layout.shape() {
+            candle_core::bail!(
+                "{}: an output of {out:?} {:?} for an input of {x:?} {:?}",
+                self.name,
+                out_layout.shape(),
+                layout.shape()
+            )
+        }
+        match out_layout.contiguous_offsets() {
+            Some((start, end)) => Ok(start..end),
+            None => Err(Error::RequiresContiguous { op: self.name }),
+        }
     }
 }
 
@@ -88,7 +107,7 @@ impl CustomOp1 for Softmax {
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         let lines = self.lines(layout)?;
         check_dtype(storage.dtype(), self.name)?;
-        let out = crate::cuda::softmax(self.name, storage, layout, lines, self.schedule, self.output)?;
+        let out = crate::cuda::softmax(self, lines, storage, layout)?;
         Ok((out, layout.shape().clone()))
     }
 
@@ -105,6 +124,51 @@ impl CustomOp1 for Softmax {
         let dim = resolve_dim(self.dim, arg.shape(), self.name)?;
         let backward = SoftmaxBackward { output: self.output, dim: from_end(dim, arg.shape()) };
         Ok(Some(res.apply_op2(grad_res, backward)?))
+    }
+}
+
+/// Into memory that is there already: `out` must be contiguous, and of the shape and dtype of the input.
+impl InplaceOp2 for Softmax {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(&self, out: &mut CpuStorage, out_layout: &Layout, storage: &CpuStorage, layout: &Layout) -> Result<()> {
+        let lines = self.lines(layout)?;
+        let out_elements = self.output_range(out.dtype(), out_layout, storage.dtype(), layout)?;
+        let schedule = self.schedule.unwrap_or(Schedule::Reduce);
+        let x = Contiguous::new(storage, layout)?;
+        let elements = x.start()..x.start() + lines.elem_count();
+        macro_rules! into {
+            ($xs:ident, $out:ident) => {
+                cpu::softmax_into(&$xs[elements], &mut $out[out_elements], lines, schedule, self.output)
+            };
+        }
+        match (x.storage(), out) {
+            (CpuStorage::F32(xs), CpuStorage::F32(out)) => into!(xs, out),
+            (CpuStorage::F64(xs), CpuStorage::F64(out)) => into!(xs, out),
+            (CpuStorage::F16(xs), CpuStorage::F16(out)) => into!(xs, out),
+            (CpuStorage::BF16(xs), CpuStorage::BF16(out)) => into!(xs, out),
+            (other, _) => return Err(unsupported_dtype(other.dtype(), self.name)),
+        }
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        out: &mut CudaStorage,
+        out_layout: &Layout,
+        storage: &CudaStorage,
+        layout: &Layout,
+    ) -> Result<()> {
+        let out_elements = self.output_range(out.dtype(), out_layout, storage.dtype(), layout)?;
+        crate::cuda::softmax_into(self, self.lines(layout)?, storage, layout, out, out_elements)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda_fwd(&self, _: &mut CudaStorage, _: &Layout, _: &CudaStorage, _: &Layout) -> Result<()> {
+        no_cuda(self.name)
     }
 }
 
@@ -167,7 +231,7 @@ impl CustomOp2 for SoftmaxBackward {
     ) -> Result<(CudaStorage, Shape)> {
         let lines = self.lines(y_layout, g_layout)?;
         Self::check_dtypes(y.dtype(), g.dtype())?;
-        let out = crate::cuda::softmax_backward(Self::NAME, (y, y_layout), (g, g_layout), lines, self.output)?;
+        let out = crate::cuda::softmax_backward(Self::NAME, self.output, lines, (y, y_layout), (g, g_layout))?;
         Ok((out, y_layout.shape().clone()))
     }
 
@@ -221,7 +285,7 @@ macro_rules! impl_custom_op {
 
         impl candle_core::CustomOp1 for $op {
             fn name(&self) -> &'static str {
-                Self::OP.name()
+                Self::OP.name
             }
 
             fn cpu_fwd(
@@ -229,7 +293,7 @@ macro_rules! impl_custom_op {
                 storage: &candle_core::CpuStorage,
                 layout: &candle_core::Layout,
             ) -> candle_core::Result<(candle_core::CpuStorage, candle_core::Shape)> {
-                Self::OP.cpu_fwd(storage, layout)
+                candle_core::CustomOp1::cpu_fwd(&Self::OP, storage, layout)
             }
 
             fn cuda_fwd(
@@ -237,7 +301,7 @@ macro_rules! impl_custom_op {
                 storage: &candle_core::CudaStorage,
                 layout: &candle_core::Layout,
             ) -> candle_core::Result<(candle_core::CudaStorage, candle_core::Shape)> {
-                Self::OP.cuda_fwd(storage, layout)
+                candle_core::CustomOp1::cuda_fwd(&Self::OP, storage, layout)
             }
 
             fn metal_fwd(
@@ -245,7 +309,7 @@ macro_rules! impl_custom_op {
                 storage: &candle_core::MetalStorage,
                 layout: &candle_core::Layout,
             ) -> candle_core::Result<(candle_core::MetalStorage, candle_core::Shape)> {
-                Self::OP.metal_fwd(storage, layout)
+                candle_core::CustomOp1::metal_fwd(&Self::OP, storage, layout)
             }
 
             fn bwd(

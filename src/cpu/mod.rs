@@ -32,33 +32,38 @@ const ENOUGH_LINES: usize = 64;
 
 /// Softmax or log-softmax of the lines of `src`, which is contiguous.
 pub(crate) fn softmax<T: Element>(src: &[T], lines: Lines, schedule: Schedule, output: Output) -> Vec<T> {
+    let mut out = T::zeros(src.len());
+    softmax_into(src, &mut out, lines, schedule, output);
+    out
+}
+
+/// The same into memory given, as many elements as `src` has.
+pub(crate) fn softmax_into<T: Element>(src: &[T], out: &mut [T], lines: Lines, schedule: Schedule, output: Output) {
+    if src.is_empty() {
+        return;
+    }
+    let out = SharedOutput::new(out);
     let split = schedule == Schedule::Reduce;
-    write_all(src.len(), |out| {
-        if lines.inner == 1 {
-            run(&rows::Softmax { src, out, len: lines.len, schedule, output }, lines, split)
-        } else {
-            run(&columns::Softmax { src, out, lines, schedule, output }, lines, split)
-        }
-    })
+    if lines.inner == 1 {
+        run(&rows::Softmax { src, out, len: lines.len, schedule, output }, lines, split)
+    } else {
+        run(&columns::Softmax { src, out, lines, schedule, output }, lines, split)
+    }
 }
 
 /// The gradient of the input of (log-)softmax, given its result `y` and the gradient `g` of that, both contiguous.
 pub(crate) fn softmax_backward<T: Element>(y: &[T], g: &[T], lines: Lines, output: Output) -> Vec<T> {
-    write_all(y.len(), |out| {
-        if lines.inner == 1 {
-            run(&rows::Backward { y, g, out, len: lines.len, output }, lines, true)
-        } else {
-            run(&columns::Backward { y, g, out, lines, output }, lines, true)
-        }
-    })
-}
-
-fn write_all<T: Element>(len: usize, write: impl FnOnce(SharedOutput<T>)) -> Vec<T> {
-    let mut out = T::zeros(len);
-    if len > 0 {
-        write(SharedOutput::new(&mut out));
+    let mut grad = T::zeros(y.len());
+    if y.is_empty() {
+        return grad;
     }
-    out
+    let out = SharedOutput::new(&mut grad);
+    if lines.inner == 1 {
+        run(&rows::Backward { y, g, out, len: lines.len, output }, lines, true)
+    } else {
+        run(&columns::Backward { y, g, out, lines, output }, lines, true)
+    }
+    grad
 }
 
 /// A reduction over each line and a write that uses it. A unit is one line, or a strip of neighbouring lines.

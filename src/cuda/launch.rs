@@ -4,7 +4,7 @@ use super::functions::{self, module, Module};
 use super::plan::{BackwardKernel, Geometry, Kernel};
 use crate::lines::Lines;
 use crate::op::Output;
-use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
 use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{builder_arg, CudaDevice, Result};
 use half::{bf16, f16};
@@ -72,55 +72,56 @@ fn backward_family(kernel: BackwardKernel, output: Output) -> Family {
     }
 }
 
-/// Writes a new tensor of `lines` with a kernel of `family`, from `inputs` that each hold as many elements.
+/// Writes `out` with a kernel of `family` from `inputs`, all of them as many elements as `lines` has.
 fn launch<T: CudaElement>(
     device: &CudaDevice,
     inputs: &[CudaView<'_, T>],
+    out: &mut CudaViewMut<'_, T>,
     lines: Lines,
     (module, names): Family,
     geometry: Geometry,
-) -> Result<CudaSlice<T>> {
+) -> Result<()> {
     let count = lines.elem_count();
-    if let Some(input) = inputs.iter().find(|input| input.len() != count) {
-        candle_core::bail!("candle-softmax: an input of {} elements for {lines:?}", input.len())
+    if out.len() != count || inputs.iter().any(|input| input.len() != count) {
+        candle_core::bail!("candle-softmax: inputs and an output of {} elements for {lines:?}", out.len())
     }
     let function = functions::get(device, module, names[T::INDEX])?;
     let stream = device.cuda_stream();
-    // SAFETY: the kernel below writes every element.
-    let mut out = unsafe { device.alloc::<T>(count)? };
     let mut builder = stream.launch_builder(&function);
     for input in inputs {
         builder.arg(input);
     }
-    builder.arg(&mut out);
+    builder.arg(out);
     builder_arg!(builder, lines.count() as i64, lines.len as i64, lines.inner as i64);
     let config =
         LaunchConfig { grid_dim: (geometry.grid, 1, 1), block_dim: (geometry.block, 1, 1), shared_mem_bytes: 0 };
     // SAFETY: the arguments are those of every kernel of a family: inputs and an output of lines × len elements each,
     // checked above, and the geometry that masks or strides over all of them.
     unsafe { builder.launch(config) }.w()?;
-    Ok(out)
+    Ok(())
 }
 
 pub(super) fn softmax<T: CudaElement>(
     device: &CudaDevice,
     x: CudaView<'_, T>,
+    out: &mut CudaViewMut<'_, T>,
     lines: Lines,
     (kernel, geometry): (Kernel, Geometry),
     output: Output,
-) -> Result<CudaSlice<T>> {
-    launch(device, &[x], lines, family(kernel, output), geometry)
+) -> Result<()> {
+    launch(device, &[x], out, lines, family(kernel, output), geometry)
 }
 
 pub(super) fn softmax_backward<T: CudaElement>(
     device: &CudaDevice,
     y: CudaView<'_, T>,
     g: CudaView<'_, T>,
+    out: &mut CudaViewMut<'_, T>,
     lines: Lines,
     (kernel, geometry): (BackwardKernel, Geometry),
     output: Output,
-) -> Result<CudaSlice<T>> {
-    launch(device, &[y, g], lines, backward_family(kernel, output), geometry)
+) -> Result<()> {
+    launch(device, &[y, g], out, lines, backward_family(kernel, output), geometry)
 }
 
 #[cfg(test)]

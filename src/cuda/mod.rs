@@ -5,80 +5,123 @@ mod launch;
 mod plan;
 
 use crate::lines::{unsupported_dtype, Contiguous, Lines};
-use crate::op::{Output, Schedule};
+use crate::op::{Output, Softmax};
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView};
-use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
-use candle_core::{CudaDevice, CudaStorage, Layout, Result};
+use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut};
+use candle_core::cuda_backend::WrapErr;
+use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Tensor};
 use half::{bf16, f16};
 use launch::CudaElement;
 use plan::DeviceFacts;
+use std::ops::Range;
 
-/// The slice of a new storage, computed by a generic function for the dtype of another.
+/// Calls a generic function with the element type of a dtype.
 macro_rules! by_dtype {
-    ($name:expr, $dtype_of:expr, $function:ident($($arg:expr),*)) => {
-        match &$dtype_of.slice {
-            CudaStorageSlice::F32(_) => CudaStorageSlice::F32($function::<f32>($($arg),*)?),
-            CudaStorageSlice::F64(_) => CudaStorageSlice::F64($function::<f64>($($arg),*)?),
-            CudaStorageSlice::F16(_) => CudaStorageSlice::F16($function::<f16>($($arg),*)?),
-            CudaStorageSlice::BF16(_) => CudaStorageSlice::BF16($function::<bf16>($($arg),*)?),
-            _ => return Err(unsupported_dtype($dtype_of.dtype(), $name)),
+    ($name:expr, $dtype:expr, $function:ident($($arg:expr),*)) => {
+        match $dtype {
+            DType::F32 => $function::<f32>($($arg),*),
+            DType::F64 => $function::<f64>($($arg),*),
+            DType::F16 => $function::<f16>($($arg),*),
+            DType::BF16 => $function::<bf16>($($arg),*),
+            other => Err(unsupported_dtype(other, $name)),
         }
     };
 }
 
-/// Softmax or log-softmax along `lines`.
-pub(crate) fn softmax(
-    name: &'static str,
+/// Softmax or log-softmax along `lines`, in a new storage.
+pub(crate) fn softmax(op: &Softmax, lines: Lines, storage: &CudaStorage, layout: &Layout) -> Result<CudaStorage> {
+    fn run<T: CudaElement>(op: &Softmax, lines: Lines, storage: &CudaStorage, layout: &Layout) -> Result<CudaStorage> {
+        new_storage::<T>(storage.device(), lines, |out| write(op, lines, storage, layout, out))
+    }
+    by_dtype!(op.name, storage.dtype(), run(op, lines, storage, layout))
+}
+
+/// The same into elements of a storage that is there already.
+pub(crate) fn softmax_into(
+    op: &Softmax,
+    lines: Lines,
     storage: &CudaStorage,
     layout: &Layout,
-    lines: Lines,
-    schedule: Option<Schedule>,
-    output: Output,
-) -> Result<CudaStorage> {
+    out: &mut CudaStorage,
+    out_elements: Range<usize>,
+) -> Result<()> {
     fn run<T: CudaElement>(
-        x: &Contiguous<CudaStorage>,
+        op: &Softmax,
         lines: Lines,
-        schedule: Option<Schedule>,
-        output: Output,
-    ) -> Result<CudaSlice<T>> {
-        let device = x.storage().device();
-        if lines.elem_count() == 0 {
-            return device.cuda_stream().null().w();
+        storage: &CudaStorage,
+        layout: &Layout,
+        out: &mut CudaStorage,
+        out_elements: Range<usize>,
+    ) -> Result<()> {
+        let out = out.as_cuda_slice_mut::<T>()?;
+        match out.try_slice_mut(out_elements) {
+            Some(mut out) if lines.elem_count() > 0 => write(op, lines, storage, layout, &mut out),
+            Some(_) => Ok(()),
+            None => candle_core::bail!("{}: an output outside its storage", op.name),
         }
-        let plan = plan::softmax(lines, schedule, facts(device)?);
-        launch::softmax(device, elements(x, lines)?, lines, plan, output)
     }
-    let x = contiguous(name, storage, layout)?;
-    let slice = by_dtype!(name, storage, run(&x, lines, schedule, output));
-    Ok(CudaStorage { slice, device: storage.device().clone() })
+    by_dtype!(op.name, storage.dtype(), run(op, lines, storage, layout, out, out_elements))
+}
+
+/// Which kernel `op` takes for `xs`.
+pub(crate) fn kernel_name(op: &Softmax, xs: &Tensor, device: &CudaDevice) -> Result<String> {
+    let lines = op.lines(xs.layout())?;
+    Ok(format!("{:?}", plan::softmax(lines, op.schedule, facts(device)?).0))
+}
+
+fn write<T: CudaElement>(
+    op: &Softmax,
+    lines: Lines,
+    storage: &CudaStorage,
+    layout: &Layout,
+    out: &mut CudaViewMut<'_, T>,
+) -> Result<()> {
+    let device = storage.device();
+    let x = contiguous(op.name, storage, layout)?;
+    let plan = plan::softmax(lines, op.schedule, facts(device)?);
+    launch::softmax(device, elements(&x, lines)?, out, lines, plan, op.output)
 }
 
 /// The gradient of the input of (log-)softmax, given its result `y` and the gradient `g` of that.
 pub(crate) fn softmax_backward(
     name: &'static str,
+    output: Output,
+    lines: Lines,
     y: (&CudaStorage, &Layout),
     g: (&CudaStorage, &Layout),
-    lines: Lines,
-    output: Output,
 ) -> Result<CudaStorage> {
     fn run<T: CudaElement>(
+        output: Output,
+        lines: Lines,
         y: &Contiguous<CudaStorage>,
         g: &Contiguous<CudaStorage>,
-        lines: Lines,
-        output: Output,
-    ) -> Result<CudaSlice<T>> {
+    ) -> Result<CudaStorage> {
         let device = y.storage().device();
-        if lines.elem_count() == 0 {
-            return device.cuda_stream().null().w();
-        }
-        let plan = plan::softmax_backward(lines);
-        launch::softmax_backward(device, elements(y, lines)?, elements(g, lines)?, lines, plan, output)
+        new_storage::<T>(device, lines, |out| {
+            let plan = plan::softmax_backward(lines);
+            launch::softmax_backward(device, elements(y, lines)?, elements(g, lines)?, out, lines, plan, output)
+        })
     }
-    let device = y.0.device().clone();
     let (y, g) = (contiguous(name, y.0, y.1)?, contiguous(name, g.0, g.1)?);
-    let slice = by_dtype!(name, y.storage(), run(&y, &g, lines, output));
-    Ok(CudaStorage { slice, device })
+    by_dtype!(name, y.storage().dtype(), run(output, lines, &y, &g))
+}
+
+/// A storage of `lines` that `write` fills; nothing is launched for an empty one.
+fn new_storage<T: CudaElement>(
+    device: &CudaDevice,
+    lines: Lines,
+    write: impl FnOnce(&mut CudaViewMut<'_, T>) -> Result<()>,
+) -> Result<CudaStorage> {
+    let count = lines.elem_count();
+    let slice = if count == 0 {
+        device.cuda_stream().null::<T>().w()?
+    } else {
+        // SAFETY: `write` launches a kernel that writes every element.
+        let mut out = unsafe { device.alloc::<T>(count)? };
+        write(&mut out.as_view_mut())?;
+        out
+    };
+    Ok(CudaStorage::wrap_cuda_slice(slice, device.clone()))
 }
 
 fn contiguous<'a>(

@@ -1,6 +1,6 @@
 //! Special values, empty tensors, layouts and errors.
 
-use crate::support::{check, check_result, devices, normal, tensor, values, Op, DTYPES};
+use crate::support::{check, check_result, devices, gpu_count, normal, tensor, values, within_cap, Op, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var, D};
 use candle_softmax::ops;
 
@@ -137,17 +137,19 @@ fn ranks_1_to_8_and_every_way_to_name_a_dimension() -> Result<()> {
 fn any_strides_and_start_offset() -> Result<()> {
     for device in devices() {
         for dtype in DTYPES {
-            let xs = tensor(&normal(6 * 50 * 70, 3.0, 3), (6, 50, 70), dtype, &device)?;
+            // Long lines where there is time for them
+            let cols = if within_cap(6 * 50 * 70) { 70 } else { 12 };
+            let xs = tensor(&normal(6 * 50 * cols, 3.0, 3), (6, 50, cols), dtype, &device)?;
             let views = [
                 xs.narrow(0, 1, 4)?,
                 xs.narrow(0, 5, 1)?.narrow(1, 3, 30)?,
-                xs.narrow(2, 1, 33)?,
+                xs.narrow(2, 1, cols / 2)?,
                 xs.narrow(1, 7, 11)?,
                 xs.transpose(0, 2)?,
                 xs.permute((1, 2, 0))?,
-                xs.narrow(0, 2, 1)?.broadcast_as((3, 50, 70))?,
+                xs.narrow(0, 2, 1)?.broadcast_as((3, 50, cols))?,
                 xs.narrow(2, 9, 1)?.broadcast_as((6, 50, 12))?,
-                xs.flatten_all()?.narrow(0, 1, 20_001)?,
+                xs.flatten_all()?.narrow(0, 1, 300 * cols - 7)?,
             ];
             for view in &views {
                 for op in Op::ALL {
@@ -193,12 +195,12 @@ fn unsupported_dtypes_are_errors_that_say_so() -> Result<()> {
 }
 
 #[test]
-fn a_gpu_by_its_ordinal() -> Result<()> {
-    let others: Vec<Device> = (1..16).map_while(|ordinal| Device::new_cuda(ordinal).ok()).collect();
-    if others.is_empty() {
+fn any_device_ordinal() -> Result<()> {
+    if gpu_count() < 2 {
         eprintln!("skipped: there is no second GPU");
     }
-    for device in others {
+    for ordinal in 1..gpu_count() {
+        let device = Device::new_cuda(ordinal)?;
         let xs = tensor(&normal(64 * 3000, 3.0, 8), (64, 3000), DType::F32, &device)?;
         for op in Op::ALL {
             check(op, &xs, 1)?;

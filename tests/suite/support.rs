@@ -23,6 +23,13 @@ pub fn gpu() -> Option<Device> {
     GPU.get_or_init(|| Device::new_cuda(0).ok()).clone()
 }
 
+pub fn gpu_count() -> usize {
+    #[cfg(feature = "cuda")]
+    return candle_core::cuda_backend::cudarc::driver::CudaContext::device_count().unwrap_or(0) as usize;
+    #[cfg(not(feature = "cuda"))]
+    0
+}
+
 /// Whether tensors of this many elements are to be tested.
 pub fn within_cap(elements: usize) -> bool {
     let cap = std::env::var("CANDLE_SOFTMAX_TEST_CAP").ok().and_then(|cap| cap.parse().ok());

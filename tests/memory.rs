@@ -1,0 +1,123 @@
+//! What a call allocates: its output, less than a megabyte beside it, and one copy of an input whose strides need one.
+//! A program of its own, so that nothing else allocates meanwhile.
+
+use candle_core::{DType, Device, Result, Tensor};
+use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+const MEGABYTE: usize = 1 << 20;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+// SAFETY: everything is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        PEAK.fetch_max(LIVE.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        PEAK.fetch_max(LIVE.fetch_add(layout.size(), Relaxed) + layout.size(), Relaxed);
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Relaxed);
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// The most bytes in use at once on `device` during the call, beyond those before it.
+fn peak(device: &Device, call: impl FnOnce() -> Result<Tensor>) -> Result<usize> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(cuda) = device {
+        return cuda_pool::peak(cuda, call);
+    }
+    assert!(device.is_cpu());
+    let before = LIVE.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    let result = call()?;
+    let peak = PEAK.load(Relaxed) - before;
+    drop(result);
+    Ok(peak)
+}
+
+#[cfg(feature = "cuda")]
+mod cuda_pool {
+    use candle_core::cuda_backend::cudarc::driver::sys;
+    use candle_core::{CudaDevice, Result, Tensor};
+
+    /// The device's stream-ordered pool keeps a high-water mark, which can be set back to what is in use.
+    pub fn peak(device: &CudaDevice, call: impl FnOnce() -> Result<Tensor>) -> Result<usize> {
+        use sys::CUmemPool_attribute::{CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH};
+        let stream = device.cuda_stream();
+        let context = stream.context();
+        let mut pool = std::ptr::null_mut();
+        let ok = |result: sys::CUresult| assert_eq!(result, sys::CUresult::CUDA_SUCCESS);
+        let read = |pool, attribute| {
+            let mut bytes = 0u64;
+            // SAFETY: both attributes are 64-bit counters.
+            ok(unsafe { sys::cuMemPoolGetAttribute(pool, attribute, (&raw mut bytes).cast()) });
+            bytes as usize
+        };
+        context.synchronize().expect("the device works");
+        // SAFETY: the context is current after the line above, the pointers are to live variables.
+        ok(unsafe { sys::cuDeviceGetMemPool(&mut pool, context.cu_device()) });
+        let mut zero = 0u64;
+        ok(unsafe { sys::cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, (&raw mut zero).cast()) });
+        let before = read(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT);
+        let result = call()?;
+        context.synchronize().expect("the device works");
+        let peak = read(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH) - before;
+        drop(result);
+        Ok(peak)
+    }
+}
+
+/// A call to measure.
+type Call = fn(&Tensor) -> Result<Tensor>;
+
+#[test]
+fn output_and_less_than_a_megabyte() -> Result<()> {
+    let ops: [(&str, Call); 6] = [
+        ("safe", |xs| xs.apply_op1(SafeSoftmax)),
+        ("online", |xs| xs.apply_op1(OnlineSoftmax)),
+        ("reduce", |xs| xs.apply_op1(ReduceSoftmax)),
+        ("softmax", |xs| ops::softmax_last_dim(xs)),
+        ("softmax of dim 0", |xs| ops::softmax(xs, 0)),
+        ("log-softmax", |xs| ops::log_softmax(xs, 1)),
+    ];
+    let mut devices = vec![Device::Cpu];
+    match Device::new_cuda(0) {
+        Ok(gpu) => devices.push(gpu),
+        Err(_) => eprintln!("skipped on CUDA: there is no GPU, or feature `cuda` is off"),
+    }
+    for device in devices {
+        for dtype in [DType::F32, DType::BF16] {
+            for shape in [(2048, 2048), (1, 1 << 22), (1 << 22, 1), (3, 1 << 20)] {
+                let xs = Tensor::rand(-1f32, 1., shape, &device)?.to_dtype(dtype)?;
+                let bytes = xs.elem_count() * dtype.size_in_bytes();
+                for (name, op) in ops {
+                    op(&xs)?; // threads and kernels are there from now on
+                    let plain = peak(&device, || op(&xs))?;
+                    assert!(
+                        (bytes..bytes + MEGABYTE).contains(&plain),
+                        "{name} {dtype:?} {shape:?}: {plain} for {bytes}"
+                    );
+                    if shape.0 > 1 && shape.1 > 1 {
+                        let strided = peak(&device, || op(&xs.t()?))?;
+                        assert!(strided < 2 * bytes + MEGABYTE, "{name} {dtype:?} of a view: {strided} for {bytes}");
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
