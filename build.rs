@@ -9,15 +9,33 @@ fn main() {
 
 #[cfg(feature = "cuda")]
 mod cuda {
+    use std::fmt::Write;
     use std::path::{Path, PathBuf};
 
-    /// (compute capability, kernels): everything runs since Turing, but what needs Hopper's own instructions.
-    const SETS: [(usize, &str); 2] = [(75, "kernels"), (90, "kernels/hopper")];
-    /// Compiled for the unit tests alone.
-    const TEST_SET: (usize, &str) = (75, "kernels/tests");
+    const ALL: &[&str] = &["f32", "f64", "f16", "bf16"];
+    const BF16: &[&str] = &["bf16"];
+
+    /// (compute capability, source without its ending, dtypes). Everything runs since Turing, but what needs Hopper's own
+    /// instructions: clusters, and conversions to bf16, which take one instruction there and many before.
+    const KERNELS: &[(usize, &str, &[&str])] = &[
+        (75, "kernels/safe_softmax", ALL),
+        (75, "kernels/online_softmax", ALL),
+        (75, "kernels/reduce_softmax", ALL),
+        (75, "kernels/softmax_backward", ALL),
+        (75, "kernels/register_softmax", ALL),
+        (75, "kernels/register_any_softmax", ALL),
+        (75, "kernels/column_softmax", ALL),
+        (75, "kernels/split_softmax", ALL),
+        (90, "kernels/register_softmax", BF16),
+        (90, "kernels/register_any_softmax", BF16),
+        (90, "kernels/column_softmax", ALL),
+        (90, "kernels/hopper/cluster_softmax", ALL),
+    ];
 
     pub fn compile_kernels() {
         println!("cargo:rerun-if-env-changed=PATH");
+        // The folder stands for all files in it: cargo notices a changed header, and files that come and go.
+        println!("cargo:rerun-if-changed=kernels");
         let Some(toolkit) = toolkit() else {
             println!(
                 "cargo::error=candle-softmax: feature `cuda` compiles CUDA kernels, but there is no `nvcc` on the PATH; \
@@ -27,22 +45,56 @@ mod cuda {
         };
         // bindgen_cuda asks nvidia-smi for a GPU unless this is set, even where the capability is given.
         std::env::set_var("CUDA_COMPUTE_CAP", "75");
-        let headers = files(Path::new("kernels"), "cuh");
-        for (capability, folder) in SETS.into_iter().chain([TEST_SET]) {
-            let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"))
-                .join(Path::new(folder).file_name().expect("a folder has a name"));
-            // PTX that is newer than its kernel would be kept, although a header may be newer still.
-            let _ = std::fs::remove_dir_all(&out);
-            std::fs::create_dir_all(&out).expect("OUT_DIR can be written to");
-            let mut builder = bindgen_cuda::Builder::default()
-                .kernel_paths(files(Path::new(folder), "cu"))
-                .watch(headers.clone())
-                .compute_cap(capability)
-                .out_dir(out)
-                .arg("--std=c++17");
-            builder.cuda_root(toolkit.clone());
-            builder.build_ptx().expect("bindgen_cuda has no error but its panics");
+        let out_dir = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+        let root = std::env::current_dir().expect("cargo sets the folder");
+        let mut modules =
+            String::from("/// (name, PTX) of every module.\npub(super) static MODULES: &[(&str, &str)] = &[\n");
+        for capability in [75, 90] {
+            let folder = out_dir.join(format!("sm_{capability}"));
+            // PTX that is newer than its source would be kept, although a header may be newer still.
+            let _ = std::fs::remove_dir_all(&folder);
+            std::fs::create_dir_all(&folder).expect("OUT_DIR can be written to");
+            // A module of its own for each dtype and output keeps what the driver compiles at a first call small.
+            let mut sources = vec![];
+            for (_, source, dtypes) in KERNELS.iter().filter(|kernel| kernel.0 == capability) {
+                let stem = Path::new(source).file_name().and_then(|name| name.to_str()).expect("a file's name");
+                for (dtype, output) in
+                    dtypes.iter().flat_map(|dtype| ["probability", "log_probability"].map(|o| (dtype, o)))
+                {
+                    let name = format!("{stem}_{dtype}_{output}");
+                    let path = folder.join(format!("{name}.cu"));
+                    let text = format!(
+                        "#define ONLY_{}\n#define ONLY_{}\n#include {:?}\n",
+                        dtype.to_uppercase(),
+                        output.to_uppercase(),
+                        root.join(format!("{source}.cu"))
+                    );
+                    std::fs::write(&path, text).expect("OUT_DIR can be written to");
+                    sources.push(path);
+                    let ptx = folder.join(format!("{name}.ptx"));
+                    writeln!(modules, "    (\"sm_{capability}/{name}\", include_str!({ptx:?})),")
+                        .expect("a string grows");
+                }
+            }
+            build(&toolkit, capability, folder, sources);
         }
+        modules.push_str("];\n");
+        std::fs::write(out_dir.join("modules.rs"), modules).expect("OUT_DIR can be written to");
+        // For the unit tests alone
+        let folder = out_dir.join("tests");
+        let _ = std::fs::remove_dir_all(&folder);
+        std::fs::create_dir_all(&folder).expect("OUT_DIR can be written to");
+        build(&toolkit, 75, folder, vec![root.join("kernels/tests/state_cases.cu")]);
+    }
+
+    fn build(toolkit: &Path, capability: usize, out_dir: PathBuf, sources: Vec<PathBuf>) {
+        let mut builder = bindgen_cuda::Builder::default()
+            .kernel_paths(sources)
+            .compute_cap(capability)
+            .out_dir(out_dir)
+            .arg("--std=c++17");
+        builder.cuda_root(toolkit.to_path_buf());
+        builder.build_ptx().expect("bindgen_cuda has no error but its panics");
     }
 
     /// The folder of the CUDA toolkit that `nvcc` on the PATH belongs to.
@@ -52,17 +104,5 @@ mod cuda {
         let bin = std::env::split_paths(&path).find(|folder| folder.join(&nvcc).is_file())?;
         let root = bin.join("..");
         Some(root.canonicalize().unwrap_or(root))
-    }
-
-    fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
-        // Cargo then notices files that come and go, too.
-        println!("cargo:rerun-if-changed={}", folder.display());
-        let entries = std::fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
-        let mut files: Vec<_> = entries
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .filter(|path| path.extension().is_some_and(|found| found == extension))
-            .collect();
-        files.sort();
-        files
     }
 }

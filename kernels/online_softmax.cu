@@ -8,6 +8,6 @@ struct Online {
 };
 
 #define KERNELS(dtype, T)                                                 \
-    THREAD_PER_LINE(online_softmax, dtype, T, Online, Probability)        \
-    THREAD_PER_LINE(online_log_softmax, dtype, T, Online, LogProbability)
+    IF_PROBABILITY(THREAD_PER_LINE(online_softmax, dtype, T, Online, Probability))                              \
+    IF_LOG_PROBABILITY(THREAD_PER_LINE(online_log_softmax, dtype, T, Online, LogProbability))
 FOR_EACH_DTYPE(KERNELS)

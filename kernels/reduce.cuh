@@ -1,5 +1,6 @@
 // Reductions over the threads of a block, of anything with empty(), merge(), shuffle_xor() and of_first_lane().
 #pragma once
+#include "softmax_state.cuh"
 
 template <typename State>
 __device__ __forceinline__ State warp_reduce(State state) {
@@ -22,4 +23,52 @@ __device__ __forceinline__ State block_reduce(State state) {
         state = warp_reduce(state);
     }
     return state.of_first_lane();
+}
+
+// Reductions of one number over the group of threads that shares a line: a power of two up to 32 neighbours in a warp, or
+// the whole block. The same bits for each of them. A block-wide maximum and sum are to be taken in turn: the barrier of
+// one is what frees the other's memory.
+template <typename R, typename F>
+__device__ __forceinline__ R warp_group_reduce(R value, int group, F f) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+        if (mask < group) value = f(value, __shfl_xor_sync(~0u, value, mask));
+    }
+    return value;
+}
+
+template <typename R, typename F>
+__device__ __forceinline__ R group_reduce(R value, int group, R empty, R* of_warp, F f) {
+    value = warp_group_reduce(value, group, f);
+    if (group > 32) {
+        const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+        if (lane == 0) of_warp[threadIdx.x / 32] = value;
+        __syncthreads();
+        value = warp_group_reduce(lane < warps ? of_warp[lane] : empty, 32, f);
+    }
+    return value;
+}
+
+template <typename R>
+__device__ __forceinline__ R group_max(R value, int group) {
+    __shared__ R of_warp[32];
+    return group_reduce(value, group, negative_infinity<R>(), of_warp, [](R a, R b) { return greater(a, b); });
+}
+
+template <typename R>
+__device__ __forceinline__ R group_sum(R value, int group) {
+    __shared__ R of_warp[32];
+    return group_reduce(value, group, R(0), of_warp, [](R a, R b) { return a + b; });
+}
+
+// The maximum and sum of a line from those of up to 32 parts, each relative to its own maximum; in every lane of a warp.
+// Called by whole warps; parts stand `stride` apart.
+template <typename R>
+__device__ __forceinline__ Normalizer<R> merge_parts(const Normalizer<R>* parts, int count, int stride) {
+    const int lane = threadIdx.x % 32;
+    Normalizer<R> part{negative_infinity<R>(), R(0)};
+    if (lane < count) part = parts[lane * stride];
+    const R max = warp_group_reduce(part.max, 32, [](R a, R b) { return greater(a, b); });
+    const R scaled = part.sum * exponential(part.max - part_reference(max));
+    return {max, warp_group_reduce(scaled, 32, [](R a, R b) { return a + b; })};
 }

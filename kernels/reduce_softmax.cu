@@ -18,6 +18,6 @@ __device__ __forceinline__ void reduce_lines(const T* x, T* y, int64_t lines, in
         reduce_lines<T, Output>(x, y, lines, len, inner);                                                \
     }
 #define KERNELS(dtype, T)                            \
-    KERNEL(reduce_softmax, dtype, T, Probability)    \
-    KERNEL(reduce_log_softmax, dtype, T, LogProbability)
+    IF_PROBABILITY(KERNEL(reduce_softmax, dtype, T, Probability))                                               \
+    IF_LOG_PROBABILITY(KERNEL(reduce_log_softmax, dtype, T, LogProbability))
 FOR_EACH_DTYPE(KERNELS)

@@ -8,6 +8,6 @@ struct Safe {
 };
 
 #define KERNELS(dtype, T)                                               \
-    THREAD_PER_LINE(safe_softmax, dtype, T, Safe, Probability)          \
-    THREAD_PER_LINE(safe_log_softmax, dtype, T, Safe, LogProbability)
+    IF_PROBABILITY(THREAD_PER_LINE(safe_softmax, dtype, T, Safe, Probability))                                  \
+    IF_LOG_PROBABILITY(THREAD_PER_LINE(safe_log_softmax, dtype, T, Safe, LogProbability))
 FOR_EACH_DTYPE(KERNELS)

@@ -48,16 +48,42 @@ __device__ __forceinline__ auto online_state(Logits& logits) {
     return state;
 }
 
+// What is stored for an element x, given the finished line; or given what was kept of x - max and its exponential.
 template <typename R>
 struct Probability {
     R max, inverse;
-    __device__ explicit Probability(Normalizer<R> line) : max(line.max), inverse(R(1) / line.sum) {}
+    __device__ __forceinline__ explicit Probability(Normalizer<R> line) : max(line.max), inverse(R(1) / line.sum) {}
     __device__ __forceinline__ R operator()(R x) const { return exponential(x - max) * inverse; }
+    // For a part of the line whose own maximum was subtracted, and whose exponentials are to be multiplied by `scale`.
+    static __device__ __forceinline__ Probability of_part(R part_max, Normalizer<R> line, R scale) {
+        return Probability(exponential(part_max - line.max) / line.sum * scale);
+    }
+    __device__ __forceinline__ explicit Probability(R factor) : max(0), inverse(factor) {}
+    static __device__ __forceinline__ R keep(R, R e) { return e; }
+    __device__ __forceinline__ R of_kept(R e) const { return e * inverse; }
 };
 
 template <typename R>
 struct LogProbability {
     R max, log_sum;
-    __device__ explicit LogProbability(Normalizer<R> line) : max(line.max), log_sum(logarithm(line.sum)) {}
+    __device__ __forceinline__ explicit LogProbability(Normalizer<R> line) : max(line.max), log_sum(logarithm(line.sum)) {}
     __device__ __forceinline__ R operator()(R x) const { return (x - max) - log_sum; }
+    static __device__ __forceinline__ LogProbability of_part(R part_max, Normalizer<R> line, R) {
+        return LogProbability(logarithm(line.sum) + (line.max - part_max));
+    }
+    __device__ __forceinline__ explicit LogProbability(R subtracted) : max(0), log_sum(subtracted) {}
+    static __device__ __forceinline__ R keep(R shifted, R) { return shifted; }
+    __device__ __forceinline__ R of_kept(R shifted) const { return shifted - log_sum; }
 };
+
+// The build compiles a module for each output, by defining one of the names below.
+#ifdef ONLY_LOG_PROBABILITY
+#define IF_PROBABILITY(KERNEL)
+#else
+#define IF_PROBABILITY(KERNEL) KERNEL
+#endif
+#ifdef ONLY_PROBABILITY
+#define IF_LOG_PROBABILITY(KERNEL)
+#else
+#define IF_LOG_PROBABILITY(KERNEL) KERNEL
+#endif

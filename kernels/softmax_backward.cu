@@ -3,6 +3,7 @@
 // second reads come from the L2 cache.
 #include "line.cuh"
 #include "reduce.cuh"
+#include "schedule.cuh"
 
 template <typename T>
 struct SoftmaxBackward {
@@ -65,8 +66,8 @@ __device__ __forceinline__ void reduce_lines(const T* y, const T* g, T* dx, int6
         body<T, Op>(y, g, dx, lines, len, inner);                                                               \
     }
 #define KERNELS(dtype, T)                                                                   \
-    KERNEL(softmax_backward_columns, columns, dtype, T, SoftmaxBackward)                    \
-    KERNEL(softmax_backward_reduce, reduce_lines, dtype, T, SoftmaxBackward)                \
-    KERNEL(log_softmax_backward_columns, columns, dtype, T, LogSoftmaxBackward)             \
-    KERNEL(log_softmax_backward_reduce, reduce_lines, dtype, T, LogSoftmaxBackward)
+    IF_PROBABILITY(KERNEL(softmax_backward_columns, columns, dtype, T, SoftmaxBackward))                        \
+    IF_PROBABILITY(KERNEL(softmax_backward_reduce, reduce_lines, dtype, T, SoftmaxBackward))                    \
+    IF_LOG_PROBABILITY(KERNEL(log_softmax_backward_columns, columns, dtype, T, LogSoftmaxBackward))             \
+    IF_LOG_PROBABILITY(KERNEL(log_softmax_backward_reduce, reduce_lines, dtype, T, LogSoftmaxBackward))
 FOR_EACH_DTYPE(KERNELS)

@@ -4,11 +4,9 @@
 // The state of a set of numbers is (m, d): m their maximum and d the sum of exp(x - r), with the reference r = m rounded
 // to a multiple of 8. R is the type computed in: float, or double for f64 tensors.
 #pragma once
+#include "element.cuh"
 
-__device__ __forceinline__ float exponential(float x) { return expf(x); }  // 1 ulp, subnormal results kept
 __device__ __forceinline__ float logarithm(float x) { return logf(x); }
-// Those of double are hundreds of instructions long: a call keeps the kernels small.
-__device__ __noinline__ double exponential(double x) { return exp(x); }
 __device__ __noinline__ double logarithm(double x) { return log(x); }
 // NaN is passed over: it reaches the result through the sum.
 __device__ __forceinline__ float greater(float a, float b) { return fmaxf(a, b); }
@@ -68,6 +66,13 @@ struct Normalizer {
     R max, sum;
 };
 
+// What to subtract from the elements of a part with this maximum. Finite where nothing but -inf was seen, so that
+// exp(-inf - r) is 0 and a NaN survives.
+template <typename R>
+__device__ __forceinline__ R part_reference(R max) {
+    return max == negative_infinity<R>() ? R(0) : max;
+}
+
 template <typename R>
 struct SoftmaxState {
     R max;
@@ -110,6 +115,11 @@ struct SoftmaxState {
         const R total = sum.value() / exponential(max - reference());
         // The maximum itself adds exp(0) = 1: what lies below is rounding, and would let p pass 1.
         return {max, total < R(1) ? R(1) : total};
+    }
+
+    // The same for a part of a line, which may hold nothing but -inf.
+    __device__ __forceinline__ Normalizer<R> finish_part() const {
+        return max == negative_infinity<R>() ? Normalizer<R>{max, sum.value()} : finish();
     }
 
     __device__ __forceinline__ SoftmaxState shuffle_xor(int mask) const {

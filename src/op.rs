@@ -21,7 +21,7 @@ pub(crate) enum Schedule {
 }
 
 /// What is written for an element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Output {
     Probability,
     LogProbability,

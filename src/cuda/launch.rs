@@ -1,142 +1,180 @@
 //! HOW a kernel is launched: the only `unsafe` launches.
 
-use super::functions::{self, module, Module};
-use super::plan::{BackwardKernel, Geometry, Kernel};
+use super::functions::{self, Key};
+use super::plan::{Kernel, Plan};
 use crate::lines::Lines;
 use crate::op::Output;
-use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut, DeviceRepr, LaunchConfig, PushKernelArg};
+use crate::state::Real;
+use candle_core::cuda_backend::cudarc::driver::{
+    sys, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr,
+};
 use candle_core::cuda_backend::{CudaDType, WrapErr};
-use candle_core::{builder_arg, CudaDevice, Result};
+use candle_core::{CudaDevice, Result};
 use half::{bf16, f16};
+use std::ffi::c_void;
 
 /// An element type that the kernels are instantiated for.
-pub(super) trait CudaElement: CudaDType + DeviceRepr {
-    /// Its place in [`names`].
-    const INDEX: usize;
+pub(super) trait CudaElement: CudaDType + DeviceRepr + 'static {
+    /// What it is called in the kernels' names.
+    const NAME: &'static str;
+    /// What it is computed in.
+    type Real: Real + DeviceRepr;
 }
 
 impl CudaElement for f32 {
-    const INDEX: usize = 0;
+    const NAME: &'static str = "f32";
+    type Real = f32;
 }
 impl CudaElement for f64 {
-    const INDEX: usize = 1;
+    const NAME: &'static str = "f64";
+    type Real = f64;
 }
 impl CudaElement for f16 {
-    const INDEX: usize = 2;
+    const NAME: &'static str = "f16";
+    type Real = f32;
 }
 impl CudaElement for bf16 {
-    const INDEX: usize = 3;
+    const NAME: &'static str = "bf16";
+    type Real = f32;
 }
 
-/// The names of a kernel family's kernels, by dtype.
-macro_rules! names {
-    ($family:literal) => {
-        [concat!($family, "_f32"), concat!($family, "_f64"), concat!($family, "_f16"), concat!($family, "_bf16")]
-    };
+/// Arguments of a kernel, each passed by the address of a copy.
+struct Arguments {
+    values: [u64; 8],
+    count: usize,
 }
 
-static SAFE: Module = module!("kernels", "safe_softmax");
-static ONLINE: Module = module!("kernels", "online_softmax");
-static REDUCE: Module = module!("kernels", "reduce_softmax");
-static CLUSTER: Module = module!("hopper", "cluster_softmax");
-static BACKWARD: Module = module!("kernels", "softmax_backward");
+impl Arguments {
+    fn new() -> Self {
+        Self { values: [0; 8], count: 0 }
+    }
 
-/// The module a kernel is in, and its family's names.
-type Family = (&'static Module, [&'static str; 4]);
-
-fn family(kernel: Kernel, output: Output) -> Family {
-    use Output::{LogProbability, Probability};
-    match (kernel, output) {
-        (Kernel::SafeRows, Probability) => (&SAFE, names!("safe_softmax_rows")),
-        (Kernel::SafeRows, LogProbability) => (&SAFE, names!("safe_log_softmax_rows")),
-        (Kernel::SafeColumns, Probability) => (&SAFE, names!("safe_softmax_columns")),
-        (Kernel::SafeColumns, LogProbability) => (&SAFE, names!("safe_log_softmax_columns")),
-        (Kernel::OnlineRows, Probability) => (&ONLINE, names!("online_softmax_rows")),
-        (Kernel::OnlineRows, LogProbability) => (&ONLINE, names!("online_log_softmax_rows")),
-        (Kernel::OnlineColumns, Probability) => (&ONLINE, names!("online_softmax_columns")),
-        (Kernel::OnlineColumns, LogProbability) => (&ONLINE, names!("online_log_softmax_columns")),
-        (Kernel::Reduce, Probability) => (&REDUCE, names!("reduce_softmax")),
-        (Kernel::Reduce, LogProbability) => (&REDUCE, names!("reduce_log_softmax")),
-        (Kernel::Cluster, Probability) => (&CLUSTER, names!("cluster_softmax")),
-        (Kernel::Cluster, LogProbability) => (&CLUSTER, names!("cluster_log_softmax")),
+    /// A pointer or a 64-bit number; a 32-bit one is its low half.
+    fn push(mut self, value: u64) -> Self {
+        self.values[self.count] = value;
+        self.count += 1;
+        self
     }
 }
 
-fn backward_family(kernel: BackwardKernel, output: Output) -> Family {
-    use Output::{LogProbability, Probability};
-    match (kernel, output) {
-        (BackwardKernel::Columns, Probability) => (&BACKWARD, names!("softmax_backward_columns")),
-        (BackwardKernel::Columns, LogProbability) => (&BACKWARD, names!("log_softmax_backward_columns")),
-        (BackwardKernel::Reduce, Probability) => (&BACKWARD, names!("softmax_backward_reduce")),
-        (BackwardKernel::Reduce, LogProbability) => (&BACKWARD, names!("log_softmax_backward_reduce")),
-    }
-}
-
-/// Writes `out` with a kernel of `family` from `inputs`, all of them as many elements as `lines` has.
-fn launch<T: CudaElement>(
+/// # Safety
+/// The arguments are those of the function, and the plan's geometry keeps it within the memory that they point to.
+unsafe fn launch(
+    stream: &CudaStream,
+    key: Key,
     device: &CudaDevice,
-    inputs: &[CudaView<'_, T>],
-    out: &mut CudaViewMut<'_, T>,
-    lines: Lines,
-    (module, names): Family,
-    geometry: Geometry,
+    plan: Plan,
+    mut arguments: Arguments,
 ) -> Result<()> {
-    let count = lines.elem_count();
-    if out.len() != count || inputs.iter().any(|input| input.len() != count) {
-        candle_core::bail!("candle-softmax: inputs and an output of {} elements for {lines:?}", out.len())
+    let function = functions::get(device, key)?;
+    let mut cluster = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: [0; 4],
+        // SAFETY: a union of plain numbers.
+        value: unsafe { std::mem::zeroed() },
+    };
+    cluster.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: plan.cluster, y: 1, z: 1 };
+    let config = sys::CUlaunchConfig {
+        gridDimX: plan.grid.0,
+        gridDimY: plan.grid.1,
+        gridDimZ: 1,
+        blockDimX: plan.block,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: plan.shared_bytes,
+        hStream: stream.cu_stream(),
+        attrs: &mut cluster,
+        numAttrs: u32::from(plan.cluster > 1),
+    };
+    stream.context().bind_to_thread().w()?;
+    let mut addresses = arguments.values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
+    // SAFETY: the addresses are of values that live until the call returns, at least as many as the function has parameters
+    // by the caller's promise, which covers the rest.
+    let result =
+        unsafe { sys::cuLaunchKernelEx(&config, function.cu_function(), addresses.as_mut_ptr(), std::ptr::null_mut()) };
+    result.result().w()
+}
+
+fn check_lengths<const N: usize>(lines: Lines, lengths: [usize; N]) -> Result<()> {
+    if lengths.iter().any(|&len| len != lines.elem_count()) {
+        candle_core::bail!("candle-softmax: tensors of {lengths:?} elements for {lines:?}")
     }
-    let function = functions::get(device, module, names[T::INDEX])?;
-    let stream = device.cuda_stream();
-    let mut builder = stream.launch_builder(&function);
-    for input in inputs {
-        builder.arg(input);
-    }
-    builder.arg(out);
-    builder_arg!(builder, lines.count() as i64, lines.len as i64, lines.inner as i64);
-    let config =
-        LaunchConfig { grid_dim: (geometry.grid, 1, 1), block_dim: (geometry.block, 1, 1), shared_mem_bytes: 0 };
-    // SAFETY: the arguments are those of every kernel of a family: inputs and an output of lines × len elements each,
-    // checked above, and the geometry that masks or strides over all of them.
-    unsafe { builder.launch(config) }.w()?;
     Ok(())
 }
 
 pub(super) fn softmax<T: CudaElement>(
     device: &CudaDevice,
     x: CudaView<'_, T>,
-    out: &mut CudaViewMut<'_, T>,
+    y: &mut CudaViewMut<'_, T>,
     lines: Lines,
-    (kernel, geometry): (Kernel, Geometry),
+    plan: Plan,
     output: Output,
 ) -> Result<()> {
-    launch(device, &[x], out, lines, family(kernel, output), geometry)
+    check_lengths(lines, [x.len(), y.len()])?;
+    let stream = device.cuda_stream();
+    let key = |kernel| Key { kernel, output, dtype: T::NAME };
+    let (count, len, inner, group) = (lines.count() as u64, lines.len as u64, lines.inner as u64, plan.group as u64);
+    let (x, _x_read) = x.device_ptr(&stream);
+    let (y, _y_written) = y.device_ptr_mut(&stream);
+    let tensors = Arguments::new().push(x).push(y);
+    // SAFETY (of all launches below): these are the parameters of the kernels named; x and y hold lines × len elements,
+    // checked above; a plan covers all lines, and the kernels mask or stride over what lies beyond.
+    match plan.kernel {
+        Kernel::SplitApply => {
+            let parts = plan.grid.0 as usize * plan.grid.1 as usize;
+            // SAFETY: the first kernel writes every state (two numbers each), before the second reads them.
+            let mut states = unsafe { device.alloc::<T::Real>(2 * parts)? };
+            let (states, _states_written) = states.device_ptr_mut(&stream);
+            let of_states = Arguments::new().push(x).push(states).push(count).push(len);
+            unsafe { launch(&stream, key(Kernel::SplitStates), device, plan, of_states)? };
+            let of_apply = Arguments::new().push(x).push(states).push(y).push(count).push(len);
+            unsafe { launch(&stream, key(Kernel::SplitApply), device, plan, of_apply) }
+        }
+        kernel => {
+            let arguments = match kernel {
+                Kernel::Register { .. } => tensors.push(count).push(len).push(group),
+                Kernel::Cluster { .. } => tensors.push(count).push(len),
+                Kernel::ColumnPacks | Kernel::ColumnSingles => tensors.push(len).push(inner).push(group),
+                _ => tensors.push(count).push(len).push(inner),
+            };
+            unsafe { launch(&stream, key(kernel), device, plan, arguments) }
+        }
+    }
 }
 
 pub(super) fn softmax_backward<T: CudaElement>(
     device: &CudaDevice,
-    y: CudaView<'_, T>,
-    g: CudaView<'_, T>,
-    out: &mut CudaViewMut<'_, T>,
+    [y, g]: [CudaView<'_, T>; 2],
+    grad: &mut CudaViewMut<'_, T>,
     lines: Lines,
-    (kernel, geometry): (BackwardKernel, Geometry),
+    plan: Plan,
     output: Output,
 ) -> Result<()> {
-    launch(device, &[y, g], out, lines, backward_family(kernel, output), geometry)
+    check_lengths(lines, [y.len(), g.len(), grad.len()])?;
+    let stream = device.cuda_stream();
+    let (y, _y_read) = y.device_ptr(&stream);
+    let (g, _g_read) = g.device_ptr(&stream);
+    let (grad, _grad_written) = grad.device_ptr_mut(&stream);
+    let tensors = Arguments::new().push(y).push(g).push(grad);
+    let arguments = tensors.push(lines.count() as u64).push(lines.len as u64).push(lines.inner as u64);
+    let key = Key { kernel: plan.kernel, output, dtype: T::NAME };
+    // SAFETY: as above, with three tensors.
+    unsafe { launch(&stream, key, device, plan, arguments) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::state::tests::{assert_close, cases};
-    use candle_core::Device;
+    use candle_core::cuda_backend::cudarc::driver::{LaunchConfig, PushKernelArg};
+    use candle_core::{builder_arg, Device};
 
-    static STATE_CASES: Module = module!("tests", "state_cases");
+    const STATE_CASES: &str = include_str!(concat!(env!("OUT_DIR"), "/tests/state_cases.ptx"));
 
-    fn check<T: CudaElement + Into<f64> + Copy + 'static>(
-        device: &CudaDevice,
-        narrow: fn(f64) -> T,
-        tolerance: f64,
-    ) -> Result<()> {
+    fn check<T>(device: &CudaDevice, narrow: fn(f64) -> T, tolerance: f64) -> Result<()>
+    where
+        T: CudaElement + Into<f64> + Copy,
+    {
         let cases = cases();
         let (mut numbers, mut parts, mut firsts) = (vec![], vec![0i64], vec![0i64]);
         for case in &cases {
@@ -147,9 +185,9 @@ mod tests {
             firsts.push(parts.len() as i64 - 1);
         }
         let count = cases.len();
-        let names = names!("state_cases");
-        let function = functions::get(device, &STATE_CASES, names[T::INDEX])?;
         let stream = device.cuda_stream();
+        let module = functions::load(stream.context(), STATE_CASES)?;
+        let function = module.load_function(&format!("state_cases_{}", T::NAME)).w()?;
         let (numbers, parts, firsts) =
             (device.clone_htod(&numbers)?, device.clone_htod(&parts)?, device.clone_htod(&firsts)?);
         // SAFETY: the kernel writes every element.

@@ -7,12 +7,13 @@ mod plan;
 use crate::lines::{unsupported_dtype, Contiguous, Lines};
 use crate::op::{Output, Softmax};
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut};
+use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut, DevicePtr};
 use candle_core::cuda_backend::WrapErr;
 use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Tensor};
 use half::{bf16, f16};
 use launch::CudaElement;
-use plan::DeviceFacts;
+use plan::Elements;
+use std::mem::size_of;
 use std::ops::Range;
 
 /// Calls a generic function with the element type of a dtype.
@@ -66,7 +67,10 @@ pub(crate) fn softmax_into(
 /// Which kernel `op` takes for `xs`.
 pub(crate) fn kernel_name(op: &Softmax, xs: &Tensor, device: &CudaDevice) -> Result<String> {
     let lines = op.lines(xs.layout())?;
-    Ok(format!("{:?}", plan::softmax(lines, op.schedule, facts(device)?).0))
+    let size = xs.dtype().size_in_bytes();
+    let start = xs.layout().start_offset() * size;
+    let elements = Elements { size, input_alignment: alignment(start as u64), output_alignment: 16 };
+    Ok(format!("{:?}", plan::softmax(lines, op.schedule, elements, functions::facts(device)?).kernel))
 }
 
 fn write<T: CudaElement>(
@@ -78,8 +82,15 @@ fn write<T: CudaElement>(
 ) -> Result<()> {
     let device = storage.device();
     let x = contiguous(op.name, storage, layout)?;
-    let plan = plan::softmax(lines, op.schedule, facts(device)?);
-    launch::softmax(device, elements(&x, lines)?, out, lines, plan, op.output)
+    let x = elements(&x, lines)?;
+    let stream = device.cuda_stream();
+    let elements = Elements {
+        size: size_of::<T>(),
+        input_alignment: alignment(x.device_ptr(&stream).0),
+        output_alignment: alignment(out.device_ptr(&stream).0),
+    };
+    let plan = plan::softmax(lines, op.schedule, elements, functions::facts(device)?);
+    launch::softmax(device, x, out, lines, plan, op.output)
 }
 
 /// The gradient of the input of (log-)softmax, given its result `y` and the gradient `g` of that.
@@ -99,7 +110,7 @@ pub(crate) fn softmax_backward(
         let device = y.storage().device();
         new_storage::<T>(device, lines, |out| {
             let plan = plan::softmax_backward(lines);
-            launch::softmax_backward(device, elements(y, lines)?, elements(g, lines)?, out, lines, plan, output)
+            launch::softmax_backward(device, [elements(y, lines)?, elements(g, lines)?], out, lines, plan, output)
         })
     }
     let (y, g) = (contiguous(name, y.0, y.1)?, contiguous(name, g.0, g.1)?);
@@ -151,7 +162,7 @@ fn elements<'a, T: CudaElement>(x: &'a Contiguous<CudaStorage>, lines: Lines) ->
     }
 }
 
-fn facts(device: &CudaDevice) -> Result<DeviceFacts> {
-    let (major, minor) = device.cuda_stream().context().compute_capability().w()?;
-    Ok(DeviceFacts { compute_capability: (major * 10 + minor) as u32 })
+/// What an address is a multiple of, up to 16.
+fn alignment(address: u64) -> usize {
+    1 << address.trailing_zeros().min(4)
 }
