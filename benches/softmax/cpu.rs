@@ -1,0 +1,225 @@
+//! Measures on the CPU, in a process of its own for each number of threads.
+
+use crate::report::{parse_csv, to_csv, today, Facts, Row};
+use crate::shapes::{dim_name, shape_name, CpuShape, CANDLE, CANDLE_LAST_DIM, CPU_SHAPES, OURS, OURS_OUT};
+use crate::{check, common, median, Args};
+use anyhow::{ensure, Context, Result};
+use candle_core::{scalar::Scalar, CpuStorage, DType, Device, Storage, Tensor, Var};
+use candle_softmax::{ops, testing, testing::Op};
+use half::{bf16, f16};
+use rand::{rngs::StdRng, SeedableRng};
+use rayon::prelude::*;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub fn run(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
+    if args.child {
+        print!("{}", to_csv(&measure(args)?));
+        return Ok((Vec::new(), Vec::new()));
+    }
+    let mut rows = Vec::new();
+    for threads in &args.threads {
+        ensure!(*threads > 0, "--threads must be at least 1");
+        let dtypes: Vec<&str> = args.dtypes.iter().map(|dtype| dtype.as_str()).collect();
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["--device", "cpu", "--child", "--dtypes", &dtypes.join(",")]);
+        if args.quick {
+            command.arg("--quick");
+        }
+        if !args.shapes.is_empty() {
+            command.args(["--shapes", &args.shapes.join(",")]);
+        }
+        // rayon reads it once, when the process first needs threads; candle goes by it, too.
+        let output = command.env("RAYON_NUM_THREADS", threads.to_string()).stderr(Stdio::inherit()).output()?;
+        ensure!(output.status.success(), "the process with {threads} threads failed");
+        rows.extend(parse_csv(&String::from_utf8(output.stdout)?)?);
+    }
+    Ok((rows, Vec::new()))
+}
+
+struct Case<'a> {
+    shape: &'a CpuShape,
+    dtype: DType,
+    xs: Tensor,
+    out: Tensor,
+}
+
+/// Something to time: (op, implementation, call).
+type Contender<'a> = (&'static str, &'static str, Box<dyn Fn() -> Result<()> + 'a>);
+
+/// Drops a result at once, as a loop of a user (or of the peers' scripts) does.
+fn discard(result: candle_core::Result<Tensor>) -> Result<()> {
+    std::hint::black_box(result?);
+    Ok(())
+}
+
+fn measure(args: &Args) -> Result<Vec<Row>> {
+    let device = common::device_name(&Device::Cpu)?;
+    // The number of threads has a column of its own.
+    let device = device.split(" (").next().unwrap_or_default().to_string();
+    let facts = Facts { device, driver: String::new(), toolkit: String::new(), date: today()? };
+    let threads = rayon::current_num_threads();
+    let mut rows = Vec::new();
+    for shape in CPU_SHAPES.iter().filter(|shape| args.wants(shape.dims)) {
+        for &dtype in args.dtypes.iter().filter(|&&dtype| dtype == DType::F32 || shape.half) {
+            eprintln!("{threads} threads: {} {}", shape_name(shape.dims), dtype.as_str());
+            let case = Case::new(shape, dtype)?;
+            let errors = [case.check(Op::Chosen)?, case.check(Op::ChosenLog)?];
+            for group in case.contenders()? {
+                let times = time(&group, args.quick)?;
+                for ((op, implementation, _), us) in group.iter().zip(times) {
+                    let max_error = match (*op, *implementation) {
+                        ("softmax", OURS | OURS_OUT) => Some(errors[0]),
+                        ("log_softmax", OURS) => Some(errors[1]),
+                        _ => None,
+                    };
+                    rows.push(Row {
+                        op: op.to_string(),
+                        shape: shape_name(shape.dims),
+                        dim: dim_name(shape.dims, shape.dim),
+                        dtype: dtype.as_str().into(),
+                        implementation: implementation.to_string(),
+                        call_us: Some(us),
+                        kernel: match *implementation {
+                            OURS | OURS_OUT => testing::kernel_name(Op::Chosen, &case.xs, shape.dim)?,
+                            _ => String::new(),
+                        },
+                        max_error,
+                        threads: Some(threads),
+                        facts: facts.clone(),
+                        ..Row::default()
+                    });
+                }
+            }
+        }
+    }
+    Ok(rows)
+}
+
+impl<'a> Case<'a> {
+    fn new(shape: &'a CpuShape, dtype: DType) -> Result<Self> {
+        // A block of values again and again; its odd length keeps the lines different.
+        let block = common::normal(&mut StdRng::seed_from_u64(42), 1_000_003, 3.0);
+        let len = shape.dims.iter().product();
+        let values: Vec<f32> = block.iter().copied().cycle().take(len).collect();
+        let xs = Tensor::from_vec(values, shape.dims, &Device::Cpu)?.to_dtype(dtype)?;
+        let out = Tensor::ones(shape.dims, dtype, &Device::Cpu)?;
+        Ok(Self { shape, dtype, xs, out })
+    }
+
+    fn check(&self, op: Op) -> Result<f64> {
+        self.out.const_set(match self.dtype {
+            DType::F16 => Scalar::F16(f16::NAN),
+            DType::BF16 => Scalar::BF16(bf16::NAN),
+            _ => Scalar::F32(f32::NAN),
+        })?;
+        testing::softmax_into(op, &self.xs, self.shape.dim, &self.out)?;
+        let name = || format!("{op:?} of {} {}", shape_name(self.shape.dims), self.dtype.as_str());
+        check(&self.xs, &self.out, self.shape.dim, matches!(op, Op::ChosenLog)).with_context(name)
+    }
+
+    /// In groups that are timed in turn.
+    fn contenders(&self) -> Result<Vec<Vec<Contender<'_>>>> {
+        let (xs, dim) = (&self.xs, self.shape.dim);
+        let mut softmax: Vec<Contender> = vec![
+            ("copy", "copy out", Box::new(|| copy(&self.xs, &self.out))),
+            ("softmax", OURS, Box::new(move || discard(ops::softmax(xs, dim)))),
+            ("softmax", OURS_OUT, Box::new(move || Ok(testing::softmax_into(Op::Chosen, &self.xs, dim, &self.out)?))),
+            ("softmax", CANDLE, Box::new(move || discard(candle_nn::ops::softmax(xs, dim)))),
+        ];
+        if dim + 1 == self.shape.dims.len() {
+            softmax.push((
+                "softmax",
+                CANDLE_LAST_DIM,
+                Box::new(|| discard(candle_nn::ops::softmax_last_dim(&self.xs))),
+            ));
+        }
+        let log_softmax: Vec<Contender> = vec![
+            ("log_softmax", OURS, Box::new(move || discard(ops::log_softmax(xs, dim)))),
+            ("log_softmax", CANDLE, Box::new(move || discard(candle_nn::ops::log_softmax(xs, dim)))),
+        ];
+        let mut groups = vec![softmax, log_softmax];
+        if self.dtype == DType::F32 {
+            groups.push(vec![
+                backward("softmax_bwd", OURS, xs, |xs| ops::softmax(xs, dim))?,
+                backward("softmax_bwd", CANDLE, xs, |xs| candle_nn::ops::softmax(xs, dim))?,
+            ]);
+            groups.push(vec![
+                backward("log_softmax_bwd", OURS, xs, |xs| ops::log_softmax(xs, dim))?,
+                backward("log_softmax_bwd", CANDLE, xs, |xs| candle_nn::ops::log_softmax(xs, dim))?,
+            ]);
+        }
+        Ok(groups)
+    }
+}
+
+/// candle's backward pass through one op; it adds a tensor of ones and a sum to the op's own work, for all alike.
+fn backward(
+    op: &'static str,
+    implementation: &'static str,
+    xs: &Tensor,
+    run: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
+) -> Result<Contender<'static>> {
+    let result = run(Var::from_tensor(xs)?.as_tensor())?;
+    Ok((
+        op,
+        implementation,
+        Box::new(move || {
+            std::hint::black_box(result.backward()?);
+            Ok(())
+        }),
+    ))
+}
+
+/// A plain copy with all threads.
+fn copy(from: &Tensor, to: &Tensor) -> Result<()> {
+    fn chunks<T: Copy + Send + Sync>(from: &[T], to: &mut [T]) {
+        let size = from.len().div_ceil(rayon::current_num_threads()).max(1 << 16);
+        to.par_chunks_mut(size).zip(from.par_chunks(size)).for_each(|(to, from)| to.copy_from_slice(from));
+    }
+    struct CopyFrom<'a>(&'a Tensor);
+    impl candle_core::InplaceOp1 for CopyFrom<'_> {
+        fn name(&self) -> &'static str {
+            "copy"
+        }
+
+        fn cpu_fwd(&self, to: &mut CpuStorage, _: &candle_core::Layout) -> candle_core::Result<()> {
+            let (from, _) = self.0.storage_and_layout();
+            let Storage::Cpu(from) = &*from else { candle_core::bail!("not on the CPU") };
+            match (from, to) {
+                (CpuStorage::F32(from), CpuStorage::F32(to)) => chunks(from, to),
+                (CpuStorage::F16(from), CpuStorage::F16(to)) => chunks(from, to),
+                (CpuStorage::BF16(from), CpuStorage::BF16(to)) => chunks(from, to),
+                _ => candle_core::bail!("not a dtype that is measured"),
+            }
+            Ok(())
+        }
+    }
+    Ok(to.inplace_op1(&CopyFrom(from))?)
+}
+
+/// Microseconds a call, medians of calls in turn.
+fn time(group: &[Contender], quick: bool) -> Result<Vec<f64>> {
+    let once = |contender: &Contender| -> Result<Duration> {
+        let start = Instant::now();
+        (contender.2)()?;
+        Ok(start.elapsed())
+    };
+    let seconds = if quick { 0.1 } else { 0.7 };
+    let mut runs = Vec::new();
+    for contender in group {
+        once(contender)?;
+        let fits = (seconds / once(contender)?.as_secs_f64().max(1e-6)) as usize;
+        runs.push(fits.clamp(if quick { 3 } else { 5 }, 300));
+    }
+    let most = runs.iter().copied().max().unwrap_or_default();
+    let mut times = vec![Vec::new(); group.len()];
+    for run in 0..most {
+        for ((contender, times), &runs) in group.iter().zip(&mut times).zip(&runs) {
+            if run < runs {
+                times.push(once(contender)?.as_secs_f64() * 1e6);
+            }
+        }
+    }
+    times.iter_mut().map(|times| median(times).context("nothing was timed")).collect()
+}
