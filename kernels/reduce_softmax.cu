@@ -12,12 +12,12 @@ __device__ __forceinline__ void reduce_lines(const T* x, T* y, int64_t lines, in
     }
 }
 
-#define KERNEL(name, dtype, T, Output)                                                                   \
-    extern "C" __global__ void __launch_bounds__(1024)                                                   \
-        name##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int64_t inner) {                    \
-        reduce_lines<T, Output>(x, y, lines, len, inner);                                                \
+#define KERNEL(name, dtype, T, Output)                                                \
+    extern "C" __global__ void __launch_bounds__(1024)                                \
+        name##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int64_t inner) { \
+        reduce_lines<T, Output>(x, y, lines, len, inner);                             \
     }
-#define KERNELS(dtype, T)                            \
-    IF_PROBABILITY(KERNEL(reduce_softmax, dtype, T, Probability))                                               \
+#define KERNELS(dtype, T)                                         \
+    IF_PROBABILITY(KERNEL(reduce_softmax, dtype, T, Probability)) \
     IF_LOG_PROBABILITY(KERNEL(reduce_log_softmax, dtype, T, LogProbability))
 FOR_EACH_DTYPE(KERNELS)

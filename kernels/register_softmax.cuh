@@ -115,3 +115,19 @@ __device__ __forceinline__ void register_lines(const T* x, T* y, int64_t lines, 
     }
 }
 
+#define REGISTER_KERNEL(name, dtype, T, Output, PACKS, WHOLE)                                               \
+    extern "C" __global__ void __launch_bounds__(PACKS * Pack<T>::SIZE * sizeof(Real<T>) > 64 ? 512 : 1024) \
+        name##_##PACKS##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int group) {                 \
+        register_lines<T, Output, PACKS, WHOLE>(x, y, lines, len, group);                                   \
+    }
+#define REGISTER_KERNELS(name, log_name, dtype, T, WHOLE)                             \
+    IF_PROBABILITY(REGISTER_KERNEL(name, dtype, T, Probability, 1, WHOLE))            \
+    IF_PROBABILITY(REGISTER_KERNEL(name, dtype, T, Probability, 2, WHOLE))            \
+    IF_PROBABILITY(REGISTER_KERNEL(name, dtype, T, Probability, 4, WHOLE))            \
+    IF_LOG_PROBABILITY(REGISTER_KERNEL(log_name, dtype, T, LogProbability, 1, WHOLE)) \
+    IF_LOG_PROBABILITY(REGISTER_KERNEL(log_name, dtype, T, LogProbability, 2, WHOLE)) \
+    IF_LOG_PROBABILITY(REGISTER_KERNEL(log_name, dtype, T, LogProbability, 4, WHOLE))
+// Eight packs of half precision would not fit the registers.
+#define WIDE_REGISTER_KERNELS(name, log_name, dtype, T, WHOLE)             \
+    IF_PROBABILITY(REGISTER_KERNEL(name, dtype, T, Probability, 8, WHOLE)) \
+    IF_LOG_PROBABILITY(REGISTER_KERNEL(log_name, dtype, T, LogProbability, 8, WHOLE))

@@ -60,14 +60,14 @@ __device__ __forceinline__ void reduce_lines(const T* y, const T* g, T* dx, int6
     }
 }
 
-#define KERNEL(name, body, dtype, T, Op)                                                                        \
-    extern "C" __global__ void __launch_bounds__(1024)                                                          \
-        name##_##dtype(const T* y, const T* g, T* dx, int64_t lines, int64_t len, int64_t inner) {              \
-        body<T, Op>(y, g, dx, lines, len, inner);                                                               \
+#define KERNEL(name, body, dtype, T, Op)                                                           \
+    extern "C" __global__ void __launch_bounds__(1024)                                             \
+        name##_##dtype(const T* y, const T* g, T* dx, int64_t lines, int64_t len, int64_t inner) { \
+        body<T, Op>(y, g, dx, lines, len, inner);                                                  \
     }
-#define KERNELS(dtype, T)                                                                   \
-    IF_PROBABILITY(KERNEL(softmax_backward_columns, columns, dtype, T, SoftmaxBackward))                        \
-    IF_PROBABILITY(KERNEL(softmax_backward_reduce, reduce_lines, dtype, T, SoftmaxBackward))                    \
-    IF_LOG_PROBABILITY(KERNEL(log_softmax_backward_columns, columns, dtype, T, LogSoftmaxBackward))             \
+#define KERNELS(dtype, T)                                                                           \
+    IF_PROBABILITY(KERNEL(softmax_backward_columns, columns, dtype, T, SoftmaxBackward))            \
+    IF_PROBABILITY(KERNEL(softmax_backward_reduce, reduce_lines, dtype, T, SoftmaxBackward))        \
+    IF_LOG_PROBABILITY(KERNEL(log_softmax_backward_columns, columns, dtype, T, LogSoftmaxBackward)) \
     IF_LOG_PROBABILITY(KERNEL(log_softmax_backward_reduce, reduce_lines, dtype, T, LogSoftmaxBackward))
 FOR_EACH_DTYPE(KERNELS)

@@ -38,14 +38,15 @@ __device__ __forceinline__ void split_states(const T* x, Normalizer<Real<T>>* pa
         auto held = line.tile(n);
         held.load(input);
         const R reference = state.grow(held.max());
-        state.add(held.template exponentiate<Probability<R>>(reference) * unscale<T>());
+        state.add(exp_sum(held.x, reference));
     }
     state = block_reduce(state);
     if (threadIdx.x == 0) parts_of[blockIdx.y * int64_t(gridDim.x) + blockIdx.x] = state.finish_part();
 }
 
 template <typename T, template <typename> class Output>
-__device__ __forceinline__ void split_apply(const T* x, const Normalizer<Real<T>>* parts_of, T* y, int64_t lines, int64_t len) {
+__device__ __forceinline__ void split_apply(const T* x, const Normalizer<Real<T>>* parts_of, T* y, int64_t lines,
+                                            int64_t len) {
     using R = Real<T>;
     const Input<T> input{x, lines * len};
     const int64_t number = lines - 1 - blockIdx.y;

@@ -25,12 +25,12 @@ __device__ __forceinline__ void rows(const T* x, T* y, int64_t lines, int64_t le
     }
 }
 
-#define THREAD_PER_LINE(name, dtype, T, Schedule, Output)                                                        \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                         \
-        name##_columns_##dtype(const T* x, T* y, int64_t lines, int64_t len, int64_t inner) {                     \
-        columns<T, Schedule, Output>(x, y, lines, len, inner);                                                    \
-    }                                                                                                             \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                         \
-        name##_rows_##dtype(const T* x, T* y, int64_t lines, int64_t len, int64_t inner) {                        \
-        rows<T, Schedule, Output>(x, y, lines, len);                                                              \
+#define THREAD_PER_LINE(name, dtype, T, Schedule, Output)                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                     \
+        name##_columns_##dtype(const T* x, T* y, int64_t lines, int64_t len, int64_t inner) { \
+        columns<T, Schedule, Output>(x, y, lines, len, inner);                                \
+    }                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                     \
+        name##_rows_##dtype(const T* x, T* y, int64_t lines, int64_t len, int64_t inner) {    \
+        rows<T, Schedule, Output>(x, y, lines, len);                                          \
     }

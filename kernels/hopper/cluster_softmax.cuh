@@ -22,38 +22,32 @@ struct Staged {
     uint4* slots;
     Input<T> input;
 
-    __device__ __forceinline__ void copy_async(const T* from, int slot, int bytes) const {
-        const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(slots + slot));
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-    }
-
-    // Copies the aligned pack at `element`, as far as it lies in the input.
+    // Copies the aligned pack at `element`; of one that lies in the input only in part, that part.
     __device__ __forceinline__ void copy(int64_t element, int slot) const {
-        if (element < 0) {
+        if (element >= 0 && element + SIZE <= input.total) {
+            const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(slots + slot));
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(input.start + element) : "memory");
+        } else {
             T* to = reinterpret_cast<T*>(slots + slot);
             for (int i = 0; i < SIZE; i++) {
                 if (element + i >= 0 && element + i < input.total) to[i] = input.start[element + i];
             }
-        } else if (element < input.total) {
-            const int64_t left = input.total - element;
-            copy_async(input.start + element, slot, static_cast<int>((left < SIZE ? left : SIZE) * sizeof(T)));
         }
     }
 
     __device__ __forceinline__ void begin(const Line& line) const {
         const int by = input.shift();
-        // Where packs are put together from two, the one behind the line's last is needed, too.
-        const int end = line.len == 0 ? -SIZE : line.len + (by ? SIZE : 0);
-        const T* from = input.start + line.start;
+        if (by == 0) {
 #pragma unroll
-        for (int k = 0; k <= PACKS; k++) {
-            if (k == PACKS && (by == 0 || threadIdx.x > 0)) break;
-            const int place = line.place(k);
-            if (place >= end) continue;
-            if (by == 0 && line.inside(place)) {
-                copy_async(from + place, k * blockDim.x + threadIdx.x, 16);
-            } else {
-                copy(line.start + place - by, k * blockDim.x + threadIdx.x);
+            for (int k = 0; k < PACKS; k++) {
+                if (line.inside(line.place(k))) copy(line.start + line.place(k), k * blockDim.x + threadIdx.x);
+            }
+        } else if (line.len > 0) {
+            // Packs are put together from two: the one behind the line's last is needed, too.
+#pragma unroll
+            for (int k = 0; k <= PACKS; k++) {
+                if (k == PACKS && threadIdx.x > 0) break;
+                if (line.place(k) < line.len + SIZE) copy(line.start + line.place(k) - by, k * blockDim.x + threadIdx.x);
             }
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
