@@ -193,10 +193,16 @@ impl<N: Number> SoftmaxState<N> {
         self.sum.merge(other.sum);
     }
 
+    /// Σ exp(x − reference)
+    #[inline(always)]
+    pub fn sum(&self) -> N {
+        self.sum.value()
+    }
+
     #[inline(always)]
     pub fn finish(self) -> Normalizer<N> {
         // Divided rather than multiplied by the inverse, so that a line of one element sums to exactly 1.
-        let sum = self.sum.value() / (self.max - self.reference()).exp();
+        let sum = self.sum() / (self.max - self.reference()).exp();
         Normalizer::new(self.max, sum)
     }
 }

@@ -68,6 +68,36 @@ fn flat<V: Lanes>(vectors: impl ExactSizeIterator<Item = V>) -> Vec<V::Real> {
     flat
 }
 
+/// # Safety
+/// The CPU has the instructions of `S`, and `from` is valid for reads of the elements `i..i + count`.
+#[inline(always)]
+unsafe fn read<S: Simd, T: Element>(from: *const T, i: usize, count: usize) -> T::Lanes<S> {
+    // SAFETY: as promised by the caller.
+    unsafe { T::read::<S>(from.add(i), count, T::Real::ZERO) }
+}
+
+/// The maxima of `count` lines over `rows` rows that are `stride` elements apart, from element `i` on.
+///
+/// # Safety
+/// As of [`read`], for each of the rows.
+#[inline(always)]
+unsafe fn max_of<S: Simd, T: Element>(
+    from: *const T,
+    i: usize,
+    count: usize,
+    rows: usize,
+    stride: usize,
+) -> T::Lanes<S> {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        let mut max = read::<S, T>(from, i, count);
+        for j in 1..rows {
+            max = read::<S, T>(from, i + j * stride, count).or_greater(max);
+        }
+        max
+    }
+}
+
 pub(super) struct Softmax<'a, T>(pub super::Forward<'a, T>);
 
 impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
@@ -80,22 +110,14 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
         let (start, len) = strip.span(&range);
         let src: *const T = self.0.src.at(start, len);
         let mut states = vec![SoftmaxState::empty(); strip.width.div_ceil(T::Lanes::<S>::COUNT)];
-        // SAFETY: the rows are there, and the instructions by the caller's promise.
-        let read = |i: usize, count: usize| unsafe { T::read::<S>(src.add(i), count, T::Real::ZERO) };
-        let max = |rows: usize, count: usize, i: usize| {
-            (1..rows).fold(
-                read(i, count),
-                #[inline(always)]
-                |max, j| read(i + j * strip.stride, count).or_greater(max),
-            )
-        };
         if self.0.schedule == Schedule::Safe {
             strip.fold::<T::Lanes<S>, _>(
                 range.len(),
                 &mut states,
                 #[inline(always)]
                 |state, rows, count, i| {
-                    state.grow(max(rows, count, i));
+                    // SAFETY: the rows are there, and the instructions by the caller's promise.
+                    state.grow(unsafe { max_of::<S, T>(src, i, count, rows, strip.stride) });
                 },
             );
         }
@@ -106,11 +128,15 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
             |state, rows, count, i| {
                 let reference = match self.0.schedule {
                     Schedule::Safe => state.reference(),
-                    Schedule::Online | Schedule::Reduce => state.grow(max(rows, count, i)),
+                    Schedule::Online | Schedule::Reduce => {
+                        // SAFETY: the rows are there, and the instructions by the caller's promise.
+                        state.grow(unsafe { max_of::<S, T>(src, i, count, rows, strip.stride) })
+                    }
                 };
                 let mut sum = T::Lanes::<S>::splat(T::Real::ZERO);
                 for j in 0..rows {
-                    sum = sum + (read(i + j * strip.stride, count) - reference).exp();
+                    // SAFETY: the rows are there, and the instructions by the caller's promise.
+                    sum = sum + (unsafe { read::<S, T>(src, i + j * strip.stride, count) } - reference).exp();
                 }
                 state.add(sum);
             },
@@ -131,37 +157,21 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
         let strip = Strip::new(unit, self.0.lines);
         let max = flat(states.iter().map(|state| state.finish().max));
         let mut scale = flat(states.iter().map(|state| state.finish().sum));
-        scale.iter_mut().for_each(|sum| {
-            *sum = match self.0.output {
-                Output::Probability => T::Real::ONE / *sum,
-                Output::LogProbability => sum.ln(),
-            }
-        });
+        scale.iter_mut().for_each(|sum| *sum = self.0.output.scale(*sum));
         for j in range {
             let (src, out) = (self.0.src.at(strip.row(j), strip.width), self.0.out.at(strip.row(j), strip.width));
             // SAFETY of the block: the elements are there, and `max` and `scale` are a vector longer than the row; the rest
             // by the caller's promise.
             unsafe {
-                let shifted = |i: usize, count: usize| {
-                    T::read::<S>(src.add(i), count, T::Real::ZERO) - T::Lanes::<S>::load(max.as_ptr().add(i))
-                };
-                let scale = |i: usize| T::Lanes::<S>::load(scale.as_ptr().add(i));
-                match self.0.output {
-                    Output::Probability => T::write::<S>(
-                        out,
-                        strip.width,
-                        self.0.stream,
-                        #[inline(always)]
-                        |i, count| shifted(i, count).exp() * scale(i),
-                    ),
-                    Output::LogProbability => T::write::<S>(
-                        out,
-                        strip.width,
-                        self.0.stream,
-                        #[inline(always)]
-                        |i, count| shifted(i, count) - scale(i),
-                    ),
-                }
+                T::write::<S>(
+                    out,
+                    strip.width,
+                    #[inline(always)]
+                    |i, count| {
+                        let shifted = read::<S, T>(src, i, count) - T::Lanes::<S>::load(max.as_ptr().add(i));
+                        self.0.output.of(shifted, T::Lanes::<S>::load(scale.as_ptr().add(i)))
+                    },
+                )
             }
         }
     }
@@ -180,8 +190,6 @@ impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
         let (start, len) = strip.span(&range);
         let (y, g): (*const T, *const T) = (self.0.y.at(start, len), self.0.g.at(start, len));
         let mut totals = vec![CompensatedSum::zero(); strip.width.div_ceil(T::Lanes::<S>::COUNT)];
-        // SAFETY: the rows are there, and the instructions by the caller's promise.
-        let read = |from: *const T, i: usize, count: usize| unsafe { T::read::<S>(from.add(i), count, T::Real::ZERO) };
         strip.fold::<T::Lanes<S>, _>(
             range.len(),
             &mut totals,
@@ -189,12 +197,14 @@ impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
             |total, rows, count, i| {
                 let mut sum = T::Lanes::<S>::splat(T::Real::ZERO);
                 for i in (0..rows).map(|j| i + j * strip.stride) {
-                    let g = read(g, i, count);
-                    sum = sum
-                        + match self.0.output {
-                            Output::Probability => read(y, i, count) * g,
-                            Output::LogProbability => g,
-                        };
+                    // SAFETY: the rows are there, and the instructions by the caller's promise.
+                    let g = unsafe { read::<S, T>(g, i, count) };
+                    let term = match self.0.output {
+                        // SAFETY: likewise.
+                        Output::Probability => g * unsafe { read::<S, T>(y, i, count) },
+                        Output::LogProbability => g,
+                    };
+                    sum = sum + term;
                 }
                 total.add(sum);
             },
@@ -220,24 +230,15 @@ impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
             // SAFETY of the block: the elements are there, and `sums` is a vector longer than the row; the rest by the
             // caller's promise.
             unsafe {
-                let read = |from: *mut T, i: usize, count: usize| T::read::<S>(from.add(i), count, T::Real::ZERO);
-                let sum = |i: usize| T::Lanes::<S>::load(sums.as_ptr().add(i));
-                match self.0.output {
-                    Output::Probability => T::write::<S>(
-                        out,
-                        width,
-                        self.0.stream,
-                        #[inline(always)]
-                        |i, count| read(ys, i, count) * (read(gs, i, count) - sum(i)),
-                    ),
-                    Output::LogProbability => T::write::<S>(
-                        out,
-                        width,
-                        self.0.stream,
-                        #[inline(always)]
-                        |i, count| read(gs, i, count) - read(ys, i, count).exp() * sum(i),
-                    ),
-                }
+                T::write::<S>(
+                    out,
+                    width,
+                    #[inline(always)]
+                    |i, count| {
+                        let (y, g) = (read::<S, T>(ys, i, count), read::<S, T>(gs, i, count));
+                        self.0.output.gradient(y, g, T::Lanes::<S>::load(sums.as_ptr().add(i)))
+                    },
+                )
             }
         }
     }

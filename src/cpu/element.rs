@@ -5,10 +5,22 @@ use super::level::Simd;
 use crate::state::Real;
 use half::{bf16, f16};
 
+/// Where a line that is too long for the first cache keeps exponentials relative to a reference that is not the maximum.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// Where the results are to be, which are of the same type.
+    InOutput,
+    Aside,
+    /// They are taken twice: they would not be exact enough where results are subnormal.
+    Nowhere,
+}
+
 pub(crate) trait Element: Copy + Send + Sync + 'static {
     /// f32, or f64 for f64.
     type Real: Real;
-    /// Vectors of it.
+    /// Where a long line keeps its exponentials.
+    const KEEP: Keep;
+    /// Vectors of `Real`.
     type Lanes<S: Simd>: Lanes<Real = Self::Real>;
 
     /// # Safety
@@ -27,12 +39,6 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     /// As of [`store`](Self::store), for `count` elements, at most a vector.
     unsafe fn store_part<S: Simd>(xs: Self::Lanes<S>, to: *mut Self, count: usize);
 
-    /// Writes past the caches.
-    ///
-    /// # Safety
-    /// As of [`store`](Self::store), and `to` is aligned to the size of a vector of `Self`.
-    unsafe fn stream<S: Simd>(xs: Self::Lanes<S>, to: *mut Self);
-
     /// The first `count` lanes from memory, and `rest` in the others.
     ///
     /// # Safety
@@ -50,36 +56,27 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     }
 
     /// Writes `f(start, count)` to the elements `0..len` of `to`, vector by vector; `count` is less than a vector's only
-    /// at the ends. Whole vectors go to aligned addresses where the line is long enough for that to pay.
+    /// at the ends. In long lines whole vectors go to aligned addresses.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`, and `to` is valid for writes of `len` elements.
     #[inline(always)]
-    unsafe fn write<S: Simd>(
-        to: *mut Self,
-        len: usize,
-        stream: bool,
-        mut f: impl FnMut(usize, usize) -> Self::Lanes<S>,
-    ) {
+    unsafe fn write<S: Simd>(to: *mut Self, len: usize, mut f: impl FnMut(usize, usize) -> Self::Lanes<S>) {
         let count = Self::Lanes::<S>::COUNT;
+        // Where the last whole vector starts, plus one.
+        let whole = (len + 1).saturating_sub(count);
         let mut i = 0;
         // SAFETY of the block: `i` and what is written from there stay within `len`.
         unsafe {
             if len >= ALIGN_FROM * count {
+                // More than a vector where an address is such that no element is aligned.
                 let head = to.align_offset(count * size_of::<Self>());
                 if head < count && head > 0 {
                     Self::store_part::<S>(f(0, head), to, head);
                     i = head;
                 }
-                // An address can be such that no element is aligned.
-                if stream && head < count {
-                    while i + count <= len {
-                        Self::stream::<S>(f(i, count), to.add(i));
-                        i += count;
-                    }
-                }
             }
-            while i + count <= len {
+            while i < whole {
                 Self::store::<S>(f(i, count), to.add(i));
                 i += count;
             }
@@ -90,14 +87,15 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     }
 }
 
-/// Vectors in a line from which on its writes are aligned.
-const ALIGN_FROM: usize = 8;
+/// Vectors in a line from which on whole vectors are written to aligned addresses.
+const ALIGN_FROM: usize = 16;
 
 macro_rules! real_element {
-    ($real:ident, $Lanes:ident) => {
+    ($real:ident, $Lanes:ident, $Keep:ident) => {
         // SAFETY of all: as promised by the caller.
         impl Element for $real {
             type Real = $real;
+            const KEEP: Keep = Keep::$Keep;
             type Lanes<S: Simd> = S::$Lanes;
 
             #[inline(always)]
@@ -116,21 +114,18 @@ macro_rules! real_element {
             unsafe fn store_part<S: Simd>(xs: S::$Lanes, to: *mut Self, count: usize) {
                 unsafe { xs.store_part(to, count) }
             }
-            #[inline(always)]
-            unsafe fn stream<S: Simd>(xs: S::$Lanes, to: *mut Self) {
-                unsafe { xs.stream(to) }
-            }
         }
     };
 }
-real_element!(f32, F32);
-real_element!(f64, F64);
+real_element!(f32, F32, InOutput);
+real_element!(f64, F64, Nowhere);
 
 macro_rules! half_element {
     ($half:ident, $widen:ident, $round:ident) => {
         // SAFETY of all: as promised by the caller; a half is its bits.
         impl Element for $half {
             type Real = f32;
+            const KEEP: Keep = Keep::Aside;
             type Lanes<S: Simd> = S::F32;
 
             #[inline(always)]
@@ -148,10 +143,6 @@ macro_rules! half_element {
             #[inline(always)]
             unsafe fn store_part<S: Simd>(xs: S::F32, to: *mut Self, count: usize) {
                 unsafe { S::$round(xs).store_part(to.cast(), count) }
-            }
-            #[inline(always)]
-            unsafe fn stream<S: Simd>(xs: S::F32, to: *mut Self) {
-                unsafe { S::$round(xs).stream(to.cast()) }
             }
         }
     };

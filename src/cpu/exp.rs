@@ -81,7 +81,6 @@ pub(crate) fn exp_f64<V: Lanes<Real = f64>>(x: V) -> V {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::lanes::Pack;
     use crate::cpu::level::{Level, Simd, Task};
     use rayon::prelude::*;
 

@@ -5,8 +5,7 @@ use crate::state::{Number, Real};
 use std::array::from_fn;
 use std::ops::{Add, Div, Mul, Sub};
 
-/// `COUNT` items that are read and written at once. Addresses need the alignment of an item only, but for
-/// [`stream`](Self::stream).
+/// `COUNT` items that are read and written at once. Addresses need the alignment of an item only.
 pub(crate) trait Pack: Copy {
     type Item: Copy;
     const COUNT: usize;
@@ -31,11 +30,37 @@ pub(crate) trait Pack: Copy {
     /// `count` ≤ `COUNT`, and `to` is valid for writes of `count` items.
     unsafe fn store_part(self, to: *mut Self::Item, count: usize);
 
-    /// Writes past the caches. Other threads may see it only after [`Simd::fence`](super::level::Simd::fence).
+    /// [`load`](Self::load), or [`load_part`](Self::load_part) if `count` is less than `COUNT`.
     ///
     /// # Safety
-    /// As [`store`](Self::store), and `to` is aligned to the size of the pack.
-    unsafe fn stream(self, to: *mut Self::Item);
+    /// As of [`load_part`](Self::load_part).
+    #[inline(always)]
+    unsafe fn get(from: *const Self::Item, count: usize) -> Self {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            if count == Self::COUNT {
+                Self::load(from)
+            } else {
+                Self::load_part(from, count)
+            }
+        }
+    }
+
+    /// [`store`](Self::store), or [`store_part`](Self::store_part) if `count` is less than `COUNT`.
+    ///
+    /// # Safety
+    /// As of [`store_part`](Self::store_part).
+    #[inline(always)]
+    unsafe fn put(self, to: *mut Self::Item, count: usize) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            if count == Self::COUNT {
+                self.store(to)
+            } else {
+                self.store_part(to, count)
+            }
+        }
+    }
 }
 
 /// A vector of f32s or f64s.
@@ -52,6 +77,9 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
 
     /// The first `count` lanes, and `rest` in the others.
     fn keep(self, count: usize, rest: Self::Real) -> Self;
+
+    /// The lesser of the two, and NaN for NaN.
+    fn at_most(self, limit: Self) -> Self;
 
     fn max_across(self) -> Self::Real;
     fn sum_across(self) -> Self::Real;
@@ -114,12 +142,6 @@ impl<T: Copy + Default, const N: usize> Pack for Array<T, N> {
     unsafe fn store_part(self, to: *mut T, count: usize) {
         // SAFETY: `count` writable items, by the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr(), to, count) }
-    }
-
-    #[inline(always)]
-    unsafe fn stream(self, to: *mut T) {
-        // SAFETY: as promised by the caller.
-        unsafe { self.store(to) }
     }
 }
 
@@ -186,6 +208,10 @@ macro_rules! portable_lanes {
             #[inline(always)]
             fn keep(self, count: usize, rest: $real) -> Self {
                 Self(from_fn(|i| if i < count { self.0[i] } else { rest }))
+            }
+            #[inline(always)]
+            fn at_most(self, limit: Self) -> Self {
+                Self(from_fn(|i| if limit.0[i] < self.0[i] { limit.0[i] } else { self.0[i] }))
             }
             #[inline(always)]
             fn max_across(self) -> $real {

@@ -16,8 +16,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn bf16_to_f32(x: Self::U16) -> Self::F32;
     fn f32_to_bf16(x: Self::F32) -> Self::U16;
 
-    /// Orders what was [streamed](Pack::stream) before what follows.
-    fn fence();
+    /// Asks for what is at this address, if anything is, to be fetched from memory.
+    fn prefetch<T>(at: *const T);
 
     /// Calls `f` with the instructions of the level: what is inlined into `f` is compiled for them.
     ///
@@ -52,7 +52,7 @@ impl Simd for Portable {
         Array(x.0.map(|x| bf16::from_f32_const(x).to_bits()))
     }
     #[inline(always)]
-    fn fence() {}
+    fn prefetch<T>(_: *const T) {}
     #[inline(always)]
     unsafe fn enter<R>(f: impl FnOnce() -> R) -> R {
         f()

@@ -21,6 +21,7 @@ pub(crate) use element::Element;
 
 use crate::lines::Lines;
 use crate::op::{Output, Schedule};
+use crate::state::{Number, Real};
 use level::{Level, Simd, Task};
 use memory::{filled, Elements};
 use rayon::prelude::*;
@@ -28,23 +29,20 @@ use std::ops::Range;
 
 /// Below this many elements threads cost more than they bring.
 const SERIAL: usize = 1 << 17;
-/// A line is split into parts of about this many elements, …
+/// A line of this many elements or more …
+const SPLIT_FROM: usize = 1 << 18;
+/// … is split into parts of about this many, …
 const PART: usize = 1 << 16;
 /// … but never into more parts than this, which bounds the memory that their states take.
 const MAX_PARTS: usize = 128;
 /// With this many lines or more there is no need to split them.
 const ENOUGH_LINES: usize = 64;
-/// Outputs of this many bytes or more are written past the caches, which could not hold them.
-const STREAM_FROM: usize = 16 << 20;
 
 /// Softmax or log-softmax of the lines of `src`, which is contiguous.
 pub(crate) fn softmax<T: Element>(src: &[T], lines: Lines, schedule: Schedule, output: Output) -> Vec<T> {
     // SAFETY: every element is of one line, and every line is written.
     unsafe {
-        filled(src.len(), |out| {
-            let stream = out.bytes() >= STREAM_FROM;
-            Level::best().run(Forward { src: Elements::read(src), out, stream, lines, schedule, output })
-        })
+        filled(src.len(), |out| Level::best().run(Forward { src: Elements::read(src), out, lines, schedule, output }))
     }
 }
 
@@ -52,7 +50,7 @@ pub(crate) fn softmax<T: Element>(src: &[T], lines: Lines, schedule: Schedule, o
 pub(crate) fn softmax_into<T: Element>(src: &[T], out: &mut [T], lines: Lines, schedule: Schedule, output: Output) {
     if !src.is_empty() {
         let (src, out) = (Elements::read(src), Elements::write(out));
-        Level::best().run(Forward { src, out, stream: false, lines, schedule, output })
+        Level::best().run(Forward { src, out, lines, schedule, output })
     }
 }
 
@@ -60,7 +58,7 @@ pub(crate) fn softmax_into<T: Element>(src: &[T], out: &mut [T], lines: Lines, s
 pub(crate) fn softmax_inplace<T: Element>(xs: &mut [T], lines: Lines, schedule: Schedule, output: Output) {
     if !xs.is_empty() {
         let out = Elements::write(xs);
-        Level::best().run(Forward { src: out, out, stream: false, lines, schedule, output })
+        Level::best().run(Forward { src: out, out, lines, schedule, output })
     }
 }
 
@@ -69,9 +67,37 @@ pub(crate) fn softmax_backward<T: Element>(y: &[T], g: &[T], lines: Lines, outpu
     // SAFETY: every element is of one line, and every line is written.
     unsafe {
         filled(y.len(), |out| {
-            let stream = out.bytes() >= STREAM_FROM;
-            Level::best().run(Backward { y: Elements::read(y), g: Elements::read(g), out, stream, lines, output })
+            Level::best().run(Backward { y: Elements::read(y), g: Elements::read(g), out, lines, output })
         })
+    }
+}
+
+impl Output {
+    /// What [`of`](Self::of) needs of Σ exp(x − max).
+    #[inline(always)]
+    fn scale<R: Real>(self, sum: R) -> R {
+        match self {
+            Output::Probability => R::ONE / sum,
+            Output::LogProbability => sum.ln(),
+        }
+    }
+
+    /// The result for x − max.
+    #[inline(always)]
+    fn of<V: Number>(self, shifted: V, scale: V) -> V {
+        match self {
+            Output::Probability => shifted.exp() * scale,
+            Output::LogProbability => shifted - scale,
+        }
+    }
+
+    /// The gradient of x, with Σ g·y for softmax and Σ g for log-softmax.
+    #[inline(always)]
+    fn gradient<V: Number>(self, y: V, g: V, sum: V) -> V {
+        match self {
+            Output::Probability => y * (g - sum),
+            Output::LogProbability => g - y.exp() * sum,
+        }
     }
 }
 
@@ -80,8 +106,6 @@ pub(crate) fn softmax_backward<T: Element>(y: &[T], g: &[T], lines: Lines, outpu
 struct Forward<'a, T> {
     src: Elements<'a, T>,
     out: Elements<'a, T>,
-    /// Write past the caches.
-    stream: bool,
     lines: Lines,
     schedule: Schedule,
     output: Output,
@@ -104,7 +128,6 @@ struct Backward<'a, T> {
     y: Elements<'a, T>,
     g: Elements<'a, T>,
     out: Elements<'a, T>,
-    stream: bool,
     lines: Lines,
     output: Output,
 }
@@ -142,16 +165,18 @@ trait Pass<S: Simd>: Sync {
     /// The CPU has the instructions of `S`, and no other thread is writing to the same range of the same unit.
     unsafe fn write(&self, unit: usize, range: Range<usize>, reduced: &Self::Reduced);
 
-    /// The whole of a unit.
+    /// These units, whole.
     ///
     /// # Safety
-    /// The CPU has the instructions of `S`, and no other thread is writing to the same unit.
+    /// The CPU has the instructions of `S`, and no other thread is writing to the same units.
     #[inline(always)]
-    unsafe fn whole(&self, unit: usize, len: usize) {
-        // SAFETY: as promised by the caller.
-        unsafe {
-            let reduced = self.reduce(unit, 0..len);
-            self.write(unit, 0..len, &reduced)
+    unsafe fn whole(&self, units: Range<usize>, len: usize) {
+        for unit in units {
+            // SAFETY: as promised by the caller.
+            unsafe {
+                let reduced = self.reduce(unit, 0..len);
+                self.write(unit, 0..len, &reduced)
+            }
         }
     }
 }
@@ -161,15 +186,16 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
     let width = lines.inner.min(P::WIDTH);
     let units = lines.outer * lines.inner.div_ceil(P::WIDTH);
     let unit_elements = lines.len * width;
-    if split && units < ENOUGH_LINES && unit_elements >= 2 * PART {
+    if split && units < ENOUGH_LINES && unit_elements >= SPLIT_FROM {
         let part = (PART / width).max(lines.len.div_ceil(MAX_PARTS));
         let parts: Vec<_> = (0..lines.len).step_by(part).map(|start| start..lines.len.min(start + part)).collect();
-        // One visit to the thread pool rather than two for each unit.
-        rayon::scope(|_| {
-            for unit in 0..units {
-                run_parts::<S, P>(pass, unit, &parts);
-            }
-        });
+        let all = || (0..units).for_each(|unit| run_parts::<S, P>(pass, unit, &parts));
+        if rayon::current_num_threads() == 1 {
+            all()
+        } else {
+            // One visit to the thread pool rather than two for each unit.
+            rayon::scope(|_| all())
+        }
         return;
     }
     let run_units = |units: Range<usize>| {
@@ -177,12 +203,7 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
         unsafe {
             S::enter(
                 #[inline(always)]
-                || {
-                    for unit in units {
-                        pass.whole(unit, lines.len)
-                    }
-                    S::fence();
-                },
+                || pass.whole(units, lines.len),
             )
         }
     };
@@ -208,7 +229,9 @@ fn run_parts<S: Simd, P: Pass<S>>(pass: &P, unit: usize, parts: &[Range<usize>])
             )
         }
     };
-    let reduced: Vec<_> = parts.par_iter().map(reduce).collect();
+    let alone = rayon::current_num_threads() == 1;
+    let reduced: Vec<_> =
+        if alone { parts.iter().map(reduce).collect() } else { parts.par_iter().map(reduce).collect() };
     // SAFETY: the level is one that the CPU has.
     let merge = |a, b| unsafe {
         S::enter(
@@ -217,16 +240,16 @@ fn run_parts<S: Simd, P: Pass<S>>(pass: &P, unit: usize, parts: &[Range<usize>])
         )
     };
     let Some(whole) = reduced.into_iter().reduce(merge) else { return };
-    parts.par_iter().for_each(|range| {
-        // SAFETY: the level is one that the CPU has, and the parts do not overlap.
-        unsafe {
-            S::enter(
-                #[inline(always)]
-                || {
-                    pass.write(unit, range.clone(), &whole);
-                    S::fence()
-                },
-            )
-        }
-    });
+    // SAFETY: the level is one that the CPU has, and the parts do not overlap.
+    let write = |range: &Range<usize>| unsafe {
+        S::enter(
+            #[inline(always)]
+            || pass.write(unit, range.clone(), &whole),
+        )
+    };
+    if alone {
+        parts.iter().for_each(write)
+    } else {
+        parts.par_iter().for_each(write)
+    }
 }

@@ -134,7 +134,7 @@ fn bits(count: usize) -> u16 {
 }
 
 macro_rules! pack {
-    ($Pack:ident, $item:ident, $count:literal, $stream:ident, $raw:ident,
+    ($Pack:ident, $item:ident, $count:literal, $raw:ident,
      |$from:ident, $to:ident, $n:ident, $v:ident| load_part: $load_part:expr, store_part: $store_part:expr) => {
         // SAFETY of all: the CPU has the instructions of the type, and the caller vouches for the memory.
         impl Pack for $Pack {
@@ -158,26 +158,22 @@ macro_rules! pack {
                 let $v = self.0;
                 unsafe { $store_part }
             }
-            #[inline(always)]
-            unsafe fn stream(self, to: *mut $item) {
-                unsafe { $stream(to.cast(), self.0) }
-            }
         }
     };
 }
 
 pack!(
-    F32x8, f32, 8, _mm256_stream_ps, __m256,
+    F32x8, f32, 8, __m256,
     |from, to, n, v| load_part: _mm256_maskload_ps(from, mask32(n)),
     store_part: _mm256_maskstore_ps(to, mask32(n), v)
 );
 pack!(
-    F64x4, f64, 4, _mm256_stream_pd, __m256d,
+    F64x4, f64, 4, __m256d,
     |from, to, n, v| load_part: _mm256_maskload_pd(from, mask64(n)),
     store_part: _mm256_maskstore_pd(to, mask64(n), v)
 );
 pack!(
-    U16x8, u16, 8, _mm_stream_si128, __m128i,
+    U16x8, u16, 8, __m128i,
     |from, to, n, v| load_part: {
         let mut items = [0u16; 8];
         std::ptr::copy_nonoverlapping(from, items.as_mut_ptr(), n);
@@ -190,17 +186,17 @@ pack!(
     }
 );
 pack!(
-    F32x16, f32, 16, _mm512_stream_ps, __m512,
+    F32x16, f32, 16, __m512,
     |from, to, n, v| load_part: _mm512_maskz_loadu_ps(bits(n), from),
     store_part: _mm512_mask_storeu_ps(to, bits(n), v)
 );
 pack!(
-    F64x8, f64, 8, _mm512_stream_pd, __m512d,
+    F64x8, f64, 8, __m512d,
     |from, to, n, v| load_part: _mm512_maskz_loadu_pd(bits(n) as u8, from),
     store_part: _mm512_mask_storeu_pd(to, bits(n) as u8, v)
 );
 pack!(
-    U16x16, u16, 16, _mm256_stream_si256, __m256i,
+    U16x16, u16, 16, __m256i,
     |from, to, n, v| load_part: _mm256_maskz_loadu_epi16(bits(n), from.cast()),
     store_part: _mm256_mask_storeu_epi16(to.cast(), bits(n), v)
 );
@@ -213,6 +209,11 @@ impl Lanes for F32x8 {
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
         Self(unsafe { _mm256_fmadd_ps(self.0, a.0, b.0) })
+    }
+    #[inline(always)]
+    fn at_most(self, limit: Self) -> Self {
+        // Where one is NaN, the instruction answers the second.
+        Self(unsafe { _mm256_min_ps(limit.0, self.0) })
     }
     #[inline(always)]
     fn ldexp(self, _: Self, shifted: Self) -> Self {
@@ -249,6 +250,11 @@ impl Lanes for F64x4 {
         Self(unsafe { _mm256_fmadd_pd(self.0, a.0, b.0) })
     }
     #[inline(always)]
+    fn at_most(self, limit: Self) -> Self {
+        // Where one is NaN, the instruction answers the second.
+        Self(unsafe { _mm256_min_pd(limit.0, self.0) })
+    }
+    #[inline(always)]
     fn ldexp(self, _: Self, shifted: Self) -> Self {
         let power = unsafe { _mm256_castsi256_pd(_mm256_slli_epi64::<52>(_mm256_castpd_si256(shifted.0))) };
         self * Self(power) * Self::splat(UNBIAS_F64)
@@ -281,6 +287,11 @@ impl Lanes for F32x16 {
         Self(unsafe { _mm512_fmadd_ps(self.0, a.0, b.0) })
     }
     #[inline(always)]
+    fn at_most(self, limit: Self) -> Self {
+        // Where one is NaN, the instruction answers the second.
+        Self(unsafe { _mm512_min_ps(limit.0, self.0) })
+    }
+    #[inline(always)]
     fn ldexp(self, n: Self, _: Self) -> Self {
         Self(unsafe { _mm512_scalef_ps(self.0, n.0) })
     }
@@ -304,6 +315,11 @@ impl Lanes for F64x8 {
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
         Self(unsafe { _mm512_fmadd_pd(self.0, a.0, b.0) })
+    }
+    #[inline(always)]
+    fn at_most(self, limit: Self) -> Self {
+        // Where one is NaN, the instruction answers the second.
+        Self(unsafe { _mm512_min_pd(limit.0, self.0) })
     }
     #[inline(always)]
     fn ldexp(self, n: Self, _: Self) -> Self {
@@ -355,8 +371,9 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    fn fence() {
-        unsafe { _mm_sfence() }
+    fn prefetch<T>(at: *const T) {
+        // An address that is not there is passed over.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]
     unsafe fn enter<R>(f: impl FnOnce() -> R) -> R {
@@ -399,8 +416,9 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    fn fence() {
-        unsafe { _mm_sfence() }
+    fn prefetch<T>(at: *const T) {
+        // An address that is not there is passed over.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
     #[inline(always)]
     unsafe fn enter<R>(f: impl FnOnce() -> R) -> R {
