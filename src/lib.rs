@@ -39,6 +39,6 @@ mod state;
 pub mod testing;
 
 pub use online::OnlineSoftmax;
-pub use ops::{log_softmax, softmax, softmax_last_dim};
+pub use ops::{log_softmax, softmax, softmax_inplace, softmax_last_dim};
 pub use reduce::ReduceSoftmax;
 pub use safe::SafeSoftmax;

@@ -4,8 +4,8 @@ use crate::cpu;
 use crate::lines::{from_end, resolve_dim, unsupported_dtype, Contiguous, Lines};
 use candle_core::backend::BackendStorage;
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Error, InplaceOp2, Layout, MetalStorage, Result, Shape,
-    Tensor, D,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Error, InplaceOp1, InplaceOp2, Layout, MetalStorage, Result,
+    Shape, Tensor, D,
 };
 use std::ops::Range;
 
@@ -61,6 +61,20 @@ impl Softmax {
         match out_layout.contiguous_offsets() {
             Some((start, end)) => Ok(start..end),
             None => Err(Error::RequiresContiguous { op: self.name }),
+        }
+    }
+
+    /// Where the elements are that an in-place call is to write.
+    pub fn inplace_offsets(&self, layout: &Layout) -> Result<(usize, usize)> {
+        match layout.contiguous_offsets() {
+            Some(offsets) => Ok(offsets),
+            None => candle_core::bail!(
+                "{}: only a contiguous tensor can be written in place, this one of shape {:?} has strides {:?}: call \
+                 candle_softmax::ops::softmax",
+                self.name,
+                layout.shape(),
+                layout.stride()
+            ),
         }
     }
 }
@@ -124,6 +138,42 @@ impl CustomOp1 for Softmax {
         let dim = resolve_dim(self.dim, arg.shape(), self.name)?;
         let backward = SoftmaxBackward { output: self.output, dim: from_end(dim, arg.shape()) };
         Ok(Some(res.apply_op2(grad_res, backward)?))
+    }
+}
+
+/// Over the input.
+impl InplaceOp1 for Softmax {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let lines = self.lines(layout)?;
+        check_dtype(storage.dtype(), self.name)?;
+        let (start, end) = self.inplace_offsets(layout)?;
+        let schedule = self.schedule.unwrap_or(Schedule::Reduce);
+        match storage {
+            CpuStorage::F32(xs) => cpu::softmax_inplace(&mut xs[start..end], lines, schedule, self.output),
+            CpuStorage::F64(xs) => cpu::softmax_inplace(&mut xs[start..end], lines, schedule, self.output),
+            CpuStorage::F16(xs) => cpu::softmax_inplace(&mut xs[start..end], lines, schedule, self.output),
+            CpuStorage::BF16(xs) => cpu::softmax_inplace(&mut xs[start..end], lines, schedule, self.output),
+            other => return Err(unsupported_dtype(other.dtype(), self.name)),
+        }
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, _: &mut CudaStorage, _: &Layout) -> Result<()> {
+        candle_core::bail!("{}: not in place on CUDA, call candle_softmax::ops::softmax", self.name)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda_fwd(&self, _: &mut CudaStorage, _: &Layout) -> Result<()> {
+        no_cuda(self.name)
+    }
+
+    fn metal_fwd(&self, _: &mut MetalStorage, _: &Layout) -> Result<()> {
+        no_metal(self.name)
     }
 }
 
@@ -269,7 +319,7 @@ impl CustomOp2 for SoftmaxBackward {
     }
 }
 
-fn check_dtype(dtype: DType, op: &'static str) -> Result<()> {
+pub(crate) fn check_dtype(dtype: DType, op: &'static str) -> Result<()> {
     match dtype {
         DType::F16 | DType::BF16 | DType::F32 | DType::F64 => Ok(()),
         other => Err(unsupported_dtype(other, op)),
@@ -321,6 +371,39 @@ macro_rules! impl_custom_op {
                 Self::OP.bwd(arg, res, grad_res)
             }
         }
+
+        /// Over the input, with [`Tensor::inplace_op1`](candle_core::Tensor::inplace_op1). candle records nothing for such
+        /// an op: a gradient through the tensor would be wrong without a word.
+        /// [`ops::softmax_inplace`](crate::ops::softmax_inplace) is an error instead.
+        impl candle_core::InplaceOp1 for $op {
+            fn name(&self) -> &'static str {
+                Self::OP.name
+            }
+
+            fn cpu_fwd(
+                &self,
+                storage: &mut candle_core::CpuStorage,
+                layout: &candle_core::Layout,
+            ) -> candle_core::Result<()> {
+                candle_core::InplaceOp1::cpu_fwd(&Self::OP, storage, layout)
+            }
+
+            fn cuda_fwd(
+                &self,
+                storage: &mut candle_core::CudaStorage,
+                layout: &candle_core::Layout,
+            ) -> candle_core::Result<()> {
+                candle_core::InplaceOp1::cuda_fwd(&Self::OP, storage, layout)
+            }
+
+            fn metal_fwd(
+                &self,
+                storage: &mut candle_core::MetalStorage,
+                layout: &candle_core::Layout,
+            ) -> candle_core::Result<()> {
+                candle_core::InplaceOp1::metal_fwd(&Self::OP, storage, layout)
+            }
+        }
     };
 }
 pub(crate) use impl_custom_op;
@@ -332,7 +415,7 @@ mod tests {
     #[test]
     fn another_crate_turned_cuda_on() {
         let layout = Layout::contiguous((2, 3));
-        let error = crate::ReduceSoftmax.cuda_fwd(&CudaStorage, &layout).unwrap_err().to_string();
+        let error = CustomOp1::cuda_fwd(&crate::ReduceSoftmax, &CudaStorage, &layout).unwrap_err().to_string();
         assert!(error.contains("reduce-softmax") && error.contains("`cuda` feature"), "{error}");
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::composed;
 use crate::lines::{from_end, resolve_dim};
-use crate::op::{Output, Softmax};
+use crate::op::{check_dtype, Output, Softmax};
 use candle_core::{shape::Dim, Result, Tensor, D};
 
 fn apply(xs: &Tensor, dim: impl Dim, name: &'static str, output: Output) -> Result<Tensor> {
@@ -78,4 +78,43 @@ pub fn softmax_last_dim(xs: &Tensor) -> Result<Tensor> {
 /// ```
 pub fn log_softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
     apply(xs, dim, "log-softmax", Output::LogProbability)
+}
+
+/// [`softmax`] written over `xs` itself, which saves the memory of a result and the time to get it: for callers who have
+/// no further use for `xs`.
+///
+/// Every tensor that shares memory with `xs` (a clone, a view, a detached copy) changes with it. The tensor has to be
+/// contiguous; it may be a part of another, such as `xs.narrow(0, 2, 3)?`, which is then changed in that part. Dtypes,
+/// dimensions and special values are those of [`softmax`]. It runs on the CPU.
+///
+/// # Errors
+/// If `xs` is a variable or made from one: autograd would go on with the values it had. If it is not contiguous or is on
+/// another device, and wherever [`softmax`] is an error.
+///
+/// ```
+/// use candle_core::{Device, Tensor, D};
+/// use candle_softmax::ops;
+///
+/// let xs = Tensor::new(&[[1f32, 1.], [0., f32::NEG_INFINITY]], &Device::Cpu)?;
+/// ops::softmax_inplace(&xs, D::Minus1)?;
+/// assert_eq!(xs.to_vec2::<f32>()?, [[0.5, 0.5], [1.0, 0.0]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn softmax_inplace<I: Dim>(xs: &Tensor, dim: I) -> Result<()> {
+    let name = "softmax-inplace";
+    let dim = resolve_dim(dim, xs.shape(), name)?;
+    if xs.track_op() {
+        candle_core::bail!(
+            "{name}: the tensor tracks gradients, which would go wrong: call candle_softmax::ops::softmax, or work on \
+             xs.detach().copy()?"
+        )
+    }
+    let op = Softmax { name, schedule: None, output: Output::Probability, dim: from_end(dim, xs.shape()) };
+    check_dtype(xs.dtype(), name)?;
+    op.inplace_offsets(xs.layout())?;
+    if xs.elem_count() == 0 {
+        // candle takes the strides of some empty tensors for a broadcast's.
+        return Ok(());
+    }
+    xs.inplace_op1(&op)
 }

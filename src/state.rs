@@ -10,31 +10,38 @@
 //!   it, and each time it does move the old sum shrinks by e⁸ or more: errors of rescaling cannot pile up.
 //! - d is a compensated sum (Knuth's two-sum) of short partial sums.
 
+use crate::cpu::exp::{exp_f32, exp_f64};
+use crate::cpu::lanes::Array;
 use std::ops::{Add, Div, Mul, Sub};
 
-/// The number type a softmax is computed in: f32, or f64 for f64 tensors.
-pub(crate) trait Real:
-    Copy + Send + Sync + PartialOrd + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
+/// What a softmax is computed in: f32, or f64 for f64 tensors, one or a vector of them.
+pub(crate) trait Number:
+    Copy + Send + Sync + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
 {
+    type Real: Real;
+
+    /// `x` in every lane.
+    fn splat(x: Self::Real) -> Self;
+    /// The greater of the two, lane by lane; a NaN in `self` is passed over (it reaches the result through the sum).
+    fn or_greater(self, max: Self) -> Self;
+    /// 0 in place of NaN.
+    fn nan_to_zero(self) -> Self;
+    /// exp(x) for x up to [`MAX_EXP`](crate::cpu::exp::MAX_EXP).
+    fn exp(self) -> Self;
+    /// Whether any lane differs.
+    fn differs(self, other: Self) -> bool;
+}
+
+/// One f32 or f64.
+pub(crate) trait Real: Number<Real = Self> + PartialOrd {
     const ZERO: Self;
     const ONE: Self;
     const NEG_INFINITY: Self;
-    fn recip(self) -> Self;
-    fn exp(self) -> Self;
+    /// The lowest finite number.
+    const LOWEST: Self;
+    /// A number so large that its neighbours are [`GRID`] apart: adding it rounds to the grid.
+    const COARSE: Self;
     fn ln(self) -> Self;
-    fn is_finite(self) -> bool;
-    /// The nearest multiple of [`GRID`].
-    fn round_to_grid(self) -> Self;
-
-    /// The greater of the two; a NaN in `self` is passed over (it reaches the result through the sum).
-    #[inline(always)]
-    fn or_greater(self, max: Self) -> Self {
-        if self > max {
-            self
-        } else {
-            max
-        }
-    }
 }
 
 /// The reference moves in steps of this.
@@ -42,144 +49,176 @@ const GRID: f32 = 8.0;
 
 macro_rules! real {
     ($real:ident, $exp:path) => {
+        impl Number for $real {
+            type Real = $real;
+            #[inline(always)]
+            fn splat(x: Self) -> Self {
+                x
+            }
+            #[inline(always)]
+            fn or_greater(self, max: Self) -> Self {
+                if self > max {
+                    self
+                } else {
+                    max
+                }
+            }
+            #[inline(always)]
+            fn nan_to_zero(self) -> Self {
+                if self.is_nan() {
+                    0.0
+                } else {
+                    self
+                }
+            }
+            #[inline(always)]
+            fn exp(self) -> Self {
+                $exp(Array([self])).0[0]
+            }
+            #[inline(always)]
+            fn differs(self, other: Self) -> bool {
+                self != other
+            }
+        }
+
         impl Real for $real {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
             const NEG_INFINITY: Self = $real::NEG_INFINITY;
-            fn recip(self) -> Self {
-                $real::recip(self)
-            }
-            #[inline(always)]
-            fn exp(self) -> Self {
-                $exp(self)
-            }
+            const LOWEST: Self = $real::MIN;
+            const COARSE: Self = 1.5 * GRID as $real / $real::EPSILON;
             fn ln(self) -> Self {
                 $real::ln(self)
-            }
-            fn is_finite(self) -> bool {
-                $real::is_finite(self)
-            }
-            fn round_to_grid(self) -> Self {
-                (self * (1.0 / GRID) as $real).round_ties_even() * GRID as $real
             }
         }
     };
 }
-real!(f32, crate::cpu::exp::exp_f32);
-real!(f64, crate::cpu::exp::exp_f64);
+real!(f32, exp_f32);
+real!(f64, exp_f64);
 
 /// A running sum that carries what each addition rounds away into the next (Kahan's, with Knuth's two-sum).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CompensatedSum<R> {
-    sum: R,
-    carry: R,
+pub(crate) struct CompensatedSum<N> {
+    sum: N,
+    carry: N,
 }
 
-impl<R: Real> CompensatedSum<R> {
-    pub const ZERO: Self = Self { sum: R::ZERO, carry: R::ZERO };
+impl<N: Number> CompensatedSum<N> {
+    #[inline(always)]
+    pub fn zero() -> Self {
+        let zero = N::splat(N::Real::ZERO);
+        Self { sum: zero, carry: zero }
+    }
 
     #[inline(always)]
-    pub fn add(&mut self, x: R) {
+    pub fn add(&mut self, x: N) {
         let x = x + self.carry;
         let sum = self.sum + x;
         let x_part = sum - self.sum;
         let lost = (self.sum - (sum - x_part)) + (x - x_part);
         // What an infinity rounds away is NaN, and no part of the sum.
-        self.carry = if sum.is_finite() { lost } else { R::ZERO };
+        self.carry = lost.nan_to_zero();
         self.sum = sum;
     }
 
+    #[inline(always)]
     pub fn merge(&mut self, other: Self) {
         self.add(other.sum);
         self.carry = self.carry + other.carry;
     }
 
-    fn scale(&mut self, factor: R) {
+    #[inline(always)]
+    fn scale(&mut self, factor: N) {
         self.sum = self.sum * factor;
         self.carry = self.carry * factor;
     }
 
-    pub fn value(self) -> R {
+    #[inline(always)]
+    pub fn value(self) -> N {
         self.sum + self.carry
     }
 }
 
 /// The state `(m, d)` of the elements seen so far.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SoftmaxState<R> {
-    max: R,
-    sum: CompensatedSum<R>,
+pub(crate) struct SoftmaxState<N> {
+    max: N,
+    sum: CompensatedSum<N>,
 }
 
-impl<R: Real> SoftmaxState<R> {
+impl<N: Number> SoftmaxState<N> {
     /// The identity: nothing seen.
-    pub const EMPTY: Self = Self { max: R::NEG_INFINITY, sum: CompensatedSum::ZERO };
+    #[inline(always)]
+    pub fn empty() -> Self {
+        Self { max: N::splat(N::Real::NEG_INFINITY), sum: CompensatedSum::zero() }
+    }
 
     /// What the exponents of a set with this maximum are taken relative to. Finite where nothing but −inf was seen,
     /// so that exp(−inf − r) is 0 and a NaN survives.
     #[inline(always)]
-    fn reference_for(max: R) -> R {
-        if max == R::NEG_INFINITY {
-            R::ZERO
-        } else {
-            max.round_to_grid()
-        }
+    fn reference_for(max: N) -> N {
+        let coarse = N::splat(N::Real::COARSE);
+        (max.or_greater(N::splat(N::Real::LOWEST)) + coarse) - coarse
     }
 
     #[inline(always)]
-    pub fn reference(&self) -> R {
+    pub fn reference(&self) -> N {
         Self::reference_for(self.max)
     }
 
     /// Takes `max` into the maximum, rescaling the sum if the reference moves; answers the reference.
     #[inline(always)]
-    pub fn grow(&mut self, max: R) -> R {
-        let old = Self::reference_for(self.max);
-        // A NaN is never the maximum: it reaches the result through the sum.
-        if max > self.max {
-            let new = Self::reference_for(max);
-            // The sum of an empty state is 0 (or NaN) relative to anything.
-            if new != old && self.max != R::NEG_INFINITY {
-                self.sum.scale((old - new).exp());
-            }
-            self.max = max;
-            return new;
+    pub fn grow(&mut self, max: N) -> N {
+        let old = self.reference();
+        self.max = max.or_greater(self.max);
+        let new = self.reference();
+        // From an empty state the way up is so long that the factor is 0, and so is the sum (or NaN).
+        if new.differs(old) {
+            self.sum.scale((old - new).exp());
         }
-        old
+        new
     }
 
     /// Adds a part of the sum: exponentials relative to the reference that [`grow`](Self::grow) answered.
     #[inline(always)]
-    pub fn add(&mut self, part: R) {
+    pub fn add(&mut self, part: N) {
         self.sum.add(part);
     }
 
     /// The state of the union of two sets.
+    #[inline(always)]
     pub fn merge(&mut self, mut other: Self) {
         self.grow(other.max);
         other.grow(self.max);
         self.sum.merge(other.sum);
     }
 
-    pub fn finish(self) -> Normalizer<R> {
+    /// Σ exp(x − reference)
+    #[inline(always)]
+    pub fn sum(&self) -> N {
+        self.sum.value()
+    }
+
+    #[inline(always)]
+    pub fn finish(self) -> Normalizer<N> {
         // Divided rather than multiplied by the inverse, so that a line of one element sums to exactly 1.
-        let sum = self.sum.value() / (self.max - self.reference()).exp();
+        let sum = self.sum() / (self.max - self.reference()).exp();
         Normalizer::new(self.max, sum)
     }
 }
 
 /// The finished state of a line: its maximum and Σ exp(x − max).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Normalizer<R> {
-    pub max: R,
-    pub sum: R,
+pub(crate) struct Normalizer<N> {
+    pub max: N,
+    pub sum: N,
 }
 
-impl<R: Real> Normalizer<R> {
-    fn new(max: R, sum: R) -> Self {
+impl<N: Number> Normalizer<N> {
+    #[inline(always)]
+    pub fn new(max: N, sum: N) -> Self {
         // The maximum itself adds exp(0) = 1: what lies below is rounding, and would let p pass 1.
-        let sum = if sum < R::ONE { R::ONE } else { sum };
-        Self { max, sum }
+        Self { max, sum: N::splat(N::Real::ONE).or_greater(sum) }
     }
 }
 
@@ -216,9 +255,9 @@ pub(crate) mod tests {
 
     fn check<R: Real + Into<f64>>(narrow: fn(f64) -> R, tolerance: f64) {
         for (index, case) in cases().iter().enumerate() {
-            let mut whole = SoftmaxState::<R>::EMPTY;
+            let mut whole = SoftmaxState::<R>::empty();
             for part in &case.parts {
-                let mut state = SoftmaxState::EMPTY;
+                let mut state = SoftmaxState::empty();
                 for &x in part {
                     let x = narrow(x);
                     let reference = state.grow(x);
@@ -241,7 +280,7 @@ pub(crate) mod tests {
 
     #[test]
     fn compensated_sum_keeps_what_rounding_loses() {
-        let mut sum = CompensatedSum::<f32>::ZERO;
+        let mut sum = CompensatedSum::<f32>::zero();
         // A plain sum stays at 2^24; a carry that is a plain sum itself drifts.
         sum.add(16_777_216.0);
         for _ in 0..10_000_000 {

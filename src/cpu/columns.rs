@@ -1,22 +1,22 @@
 //! Lines along another dimension than the last: neighbouring lines lie side by side, so a strip of them is walked
 //! together, row by row, with one state for each.
 
-use super::output::SharedOutput;
+use super::lanes::{Lanes, Pack};
+use super::level::Simd;
 use super::{Element, Pass};
 use crate::lines::Lines;
 use crate::op::{Output, Schedule};
-use crate::state::{CompensatedSum, Real, SoftmaxState};
-use std::array::from_fn;
+use crate::state::{CompensatedSum, Number, Real, SoftmaxState};
 use std::ops::Range;
 
-/// Lines in a strip.
-const WIDTH: usize = 64;
-/// Rows taken at once; as many numbers are added plainly before the sum that compensates takes over.
-const ROWS: usize = 16;
-
-type Tile<R> = [[R; WIDTH]; ROWS];
+/// Lines in a strip: as wide as rows have to be for memory to be read at its full speed, and so narrow that the rows of a
+/// group and the states stay in the first cache.
+const WIDTH: usize = 512;
+/// Rows of a group, taken together; as many numbers are added plainly before the sum that compensates takes over.
+const ROWS: usize = 8;
 
 /// Where a strip lies: `width` lines side by side, whose rows are `stride` elements apart.
+#[derive(Clone, Copy)]
 struct Strip {
     start: usize,
     width: usize,
@@ -38,188 +38,208 @@ impl Strip {
         self.start + j * self.stride
     }
 
-    /// Reads the rows of `range` into `tile`; answers how many.
+    /// The elements of these rows from the first to the last, as start and length.
+    fn span(&self, rows: &Range<usize>) -> (usize, usize) {
+        (self.row(rows.start), if rows.is_empty() { 0 } else { (rows.len() - 1) * self.stride + self.width })
+    }
+
+    /// Folds each vector of lines of each group of rows into `reduced`. `step` gets how many rows there are, how many lines
+    /// of the vector, and the place of the first element relative to that of `rows`; rows are `stride` apart.
     #[inline(always)]
-    fn load<T: Element>(&self, src: &[T], range: Range<usize>, tile: &mut Tile<T::Real>) -> usize {
-        let rows = range.len();
-        for (j, row) in range.zip(tile) {
-            T::load(&src[self.row(j)..][..self.width], &mut row[..self.width]);
+    fn fold<V: Lanes, R>(&self, rows: usize, reduced: &mut [R], mut step: impl FnMut(&mut R, usize, usize, usize)) {
+        for first in (0..rows).step_by(ROWS) {
+            for (i, reduced) in reduced.iter_mut().enumerate() {
+                let line = i * V::COUNT;
+                let count = V::COUNT.min(self.width - line);
+                step(reduced, ROWS.min(rows - first), count, first * self.stride + line);
+            }
         }
-        rows
     }
 }
 
-fn tiles(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let end = range.end;
-    range.step_by(ROWS).map(move |start| start..end.min(start + ROWS))
-}
-
-pub(super) struct Softmax<'a, T> {
-    pub src: &'a [T],
-    pub out: SharedOutput<'a, T>,
-    pub lines: Lines,
-    pub schedule: Schedule,
-    pub output: Output,
-}
-
+/// The lanes one after the other, to be read from any place on: lines do not start where vectors do in memory.
 #[inline(always)]
-fn max_of<R: Real>(rows: &[[R; WIDTH]]) -> [R; WIDTH] {
-    let mut max = [R::NEG_INFINITY; WIDTH];
-    for row in rows {
-        for (max, &x) in max.iter_mut().zip(row) {
-            *max = x.or_greater(*max);
-        }
+fn flat<V: Lanes>(vectors: impl ExactSizeIterator<Item = V>) -> Vec<V::Real> {
+    let mut flat = vec![V::Real::ZERO; (vectors.len() + 1) * V::COUNT];
+    for (vector, chunk) in vectors.zip(flat.chunks_exact_mut(V::COUNT)) {
+        // SAFETY: a chunk is as long as a vector.
+        unsafe { vector.store(chunk.as_mut_ptr()) };
     }
-    max
+    flat
 }
 
-impl<T: Element> Pass for Softmax<'_, T> {
-    type Reduced = [SoftmaxState<T::Real>; WIDTH];
+/// # Safety
+/// The CPU has the instructions of `S`, and `from` is valid for reads of the elements `i..i + count`.
+#[inline(always)]
+unsafe fn read<S: Simd, T: Element>(from: *const T, i: usize, count: usize) -> T::Lanes<S> {
+    // SAFETY: as promised by the caller.
+    unsafe { T::read::<S>(from.add(i), count, T::Real::ZERO) }
+}
+
+/// The maxima of `count` lines over `rows` rows that are `stride` elements apart, from element `i` on.
+///
+/// # Safety
+/// As of [`read`], for each of the rows.
+#[inline(always)]
+unsafe fn max_of<S: Simd, T: Element>(
+    from: *const T,
+    i: usize,
+    count: usize,
+    rows: usize,
+    stride: usize,
+) -> T::Lanes<S> {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        let mut max = read::<S, T>(from, i, count);
+        for j in 1..rows {
+            max = read::<S, T>(from, i + j * stride, count).or_greater(max);
+        }
+        max
+    }
+}
+
+pub(super) struct Softmax<'a, T>(pub super::Forward<'a, T>);
+
+impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
+    type Reduced = Vec<SoftmaxState<T::Lanes<S>>>;
     const WIDTH: usize = WIDTH;
 
-    fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
-        let strip = Strip::new(unit, self.lines);
-        let mut tile = [[T::Real::ZERO; WIDTH]; ROWS];
-        let mut states = [SoftmaxState::EMPTY; WIDTH];
-        if self.schedule == Schedule::Safe {
-            for range in tiles(range.clone()) {
-                let rows = strip.load(self.src, range, &mut tile);
-                for (state, max) in states.iter_mut().zip(max_of(&tile[..rows])) {
-                    state.grow(max);
-                }
-            }
+    #[inline(always)]
+    unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
+        let strip = Strip::new(unit, self.0.lines);
+        let (start, len) = strip.span(&range);
+        let src: *const T = self.0.src.at(start, len);
+        let mut states = vec![SoftmaxState::empty(); strip.width.div_ceil(T::Lanes::<S>::COUNT)];
+        if self.0.schedule == Schedule::Safe {
+            strip.fold::<T::Lanes<S>, _>(
+                range.len(),
+                &mut states,
+                #[inline(always)]
+                |state, rows, count, i| {
+                    // SAFETY: the rows are there, and the instructions by the caller's promise.
+                    state.grow(unsafe { max_of::<S, T>(src, i, count, rows, strip.stride) });
+                },
+            );
         }
-        for range in tiles(range) {
-            let rows = strip.load(self.src, range, &mut tile);
-            let references: [T::Real; WIDTH] = match self.schedule {
-                Schedule::Safe => from_fn(|i| states[i].reference()),
-                Schedule::Online | Schedule::Reduce => {
-                    let max = max_of(&tile[..rows]);
-                    from_fn(|i| states[i].grow(max[i]))
+        strip.fold::<T::Lanes<S>, _>(
+            range.len(),
+            &mut states,
+            #[inline(always)]
+            |state, rows, count, i| {
+                let reference = match self.0.schedule {
+                    Schedule::Safe => state.reference(),
+                    Schedule::Online | Schedule::Reduce => {
+                        // SAFETY: the rows are there, and the instructions by the caller's promise.
+                        state.grow(unsafe { max_of::<S, T>(src, i, count, rows, strip.stride) })
+                    }
+                };
+                let mut sum = T::Lanes::<S>::splat(T::Real::ZERO);
+                for j in 0..rows {
+                    // SAFETY: the rows are there, and the instructions by the caller's promise.
+                    sum = sum + (unsafe { read::<S, T>(src, i + j * strip.stride, count) } - reference).exp();
                 }
-            };
-            let mut sums = [T::Real::ZERO; WIDTH];
-            for row in &tile[..rows] {
-                for i in 0..strip.width {
-                    sums[i] = sums[i] + (row[i] - references[i]).exp();
-                }
-            }
-            for (state, &sum) in states.iter_mut().zip(&sums[..strip.width]) {
                 state.add(sum);
-            }
-        }
+            },
+        );
         states
     }
 
-    fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+    #[inline(always)]
+    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
         for (a, b) in a.iter_mut().zip(b) {
             a.merge(b);
         }
         a
     }
 
+    #[inline(always)]
     unsafe fn write(&self, unit: usize, range: Range<usize>, states: &Self::Reduced) {
-        let strip = Strip::new(unit, self.lines);
-        let finished = states.map(|state| state.finish());
-        let max = finished.map(|line| line.max);
-        let scale = finished.map(|line| match self.output {
-            Output::Probability => line.sum.recip(),
-            Output::LogProbability => line.sum.ln(),
-        });
-        let mut row = [T::Real::ZERO; WIDTH];
+        let strip = Strip::new(unit, self.0.lines);
+        let max = flat(states.iter().map(|state| state.finish().max));
+        let mut scale = flat(states.iter().map(|state| state.finish().sum));
+        scale.iter_mut().for_each(|sum| *sum = self.0.output.scale(*sum));
         for j in range {
-            T::load(&self.src[strip.row(j)..][..strip.width], &mut row[..strip.width]);
-            match self.output {
-                Output::Probability => {
-                    for i in 0..strip.width {
-                        row[i] = (row[i] - max[i]).exp() * scale[i];
-                    }
-                }
-                Output::LogProbability => {
-                    for i in 0..strip.width {
-                        row[i] = (row[i] - max[i]) - scale[i];
-                    }
-                }
+            let (src, out) = (self.0.src.at(strip.row(j), strip.width), self.0.out.at(strip.row(j), strip.width));
+            // SAFETY of the block: the elements are there, and `max` and `scale` are a vector longer than the row; the rest
+            // by the caller's promise.
+            unsafe {
+                T::write::<S>(
+                    out,
+                    strip.width,
+                    #[inline(always)]
+                    |i, count| {
+                        let shifted = read::<S, T>(src, i, count) - T::Lanes::<S>::load(max.as_ptr().add(i));
+                        self.0.output.of(shifted, T::Lanes::<S>::load(scale.as_ptr().add(i)))
+                    },
+                )
             }
-            // SAFETY: the caller keeps other threads out of these rows of this strip.
-            T::store(&row[..strip.width], unsafe { self.out.slice(strip.row(j), strip.width) });
         }
     }
 }
 
 /// softmax: y·(g − Σ g·y); log-softmax: g − exp(y)·Σ g.
-pub(super) struct Backward<'a, T> {
-    pub y: &'a [T],
-    pub g: &'a [T],
-    pub out: SharedOutput<'a, T>,
-    pub lines: Lines,
-    pub output: Output,
-}
+pub(super) struct Backward<'a, T>(pub super::Backward<'a, T>);
 
-impl<T: Element> Pass for Backward<'_, T> {
-    type Reduced = [CompensatedSum<T::Real>; WIDTH];
+impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
+    type Reduced = Vec<CompensatedSum<T::Lanes<S>>>;
     const WIDTH: usize = WIDTH;
 
-    fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
-        let strip = Strip::new(unit, self.lines);
-        let mut y_tile = [[T::Real::ZERO; WIDTH]; ROWS];
-        let mut g_tile = [[T::Real::ZERO; WIDTH]; ROWS];
-        let mut totals = [CompensatedSum::ZERO; WIDTH];
-        for range in tiles(range) {
-            let rows = strip.load(self.g, range.clone(), &mut g_tile);
-            let mut sums = [T::Real::ZERO; WIDTH];
-            match self.output {
-                Output::Probability => {
-                    strip.load(self.y, range, &mut y_tile);
-                    for (y, g) in y_tile[..rows].iter().zip(&g_tile) {
-                        for i in 0..strip.width {
-                            sums[i] = sums[i] + y[i] * g[i];
-                        }
-                    }
+    #[inline(always)]
+    unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
+        let strip = Strip::new(unit, self.0.lines);
+        let (start, len) = strip.span(&range);
+        let (y, g): (*const T, *const T) = (self.0.y.at(start, len), self.0.g.at(start, len));
+        let mut totals = vec![CompensatedSum::zero(); strip.width.div_ceil(T::Lanes::<S>::COUNT)];
+        strip.fold::<T::Lanes<S>, _>(
+            range.len(),
+            &mut totals,
+            #[inline(always)]
+            |total, rows, count, i| {
+                let mut sum = T::Lanes::<S>::splat(T::Real::ZERO);
+                for i in (0..rows).map(|j| i + j * strip.stride) {
+                    // SAFETY: the rows are there, and the instructions by the caller's promise.
+                    let g = unsafe { read::<S, T>(g, i, count) };
+                    let term = match self.0.output {
+                        // SAFETY: likewise.
+                        Output::Probability => g * unsafe { read::<S, T>(y, i, count) },
+                        Output::LogProbability => g,
+                    };
+                    sum = sum + term;
                 }
-                Output::LogProbability => {
-                    for g in &g_tile[..rows] {
-                        for i in 0..strip.width {
-                            sums[i] = sums[i] + g[i];
-                        }
-                    }
-                }
-            }
-            for (total, &sum) in totals.iter_mut().zip(&sums[..strip.width]) {
                 total.add(sum);
-            }
-        }
+            },
+        );
         totals
     }
 
-    fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+    #[inline(always)]
+    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
         for (a, b) in a.iter_mut().zip(b) {
             a.merge(b);
         }
         a
     }
 
+    #[inline(always)]
     unsafe fn write(&self, unit: usize, range: Range<usize>, totals: &Self::Reduced) {
-        let strip = Strip::new(unit, self.lines);
-        let sums = totals.map(|total| total.value());
-        let (mut y, mut g) = ([T::Real::ZERO; WIDTH], [T::Real::ZERO; WIDTH]);
+        let strip = Strip::new(unit, self.0.lines);
+        let sums = flat(totals.iter().map(|total| total.value()));
         for j in range {
-            T::load(&self.y[strip.row(j)..][..strip.width], &mut y[..strip.width]);
-            T::load(&self.g[strip.row(j)..][..strip.width], &mut g[..strip.width]);
-            match self.output {
-                Output::Probability => {
-                    for i in 0..strip.width {
-                        g[i] = y[i] * (g[i] - sums[i]);
-                    }
-                }
-                Output::LogProbability => {
-                    for i in 0..strip.width {
-                        g[i] = g[i] - y[i].exp() * sums[i];
-                    }
-                }
+            let (start, width) = (strip.row(j), strip.width);
+            let (ys, gs, out) = (self.0.y.at(start, width), self.0.g.at(start, width), self.0.out.at(start, width));
+            // SAFETY of the block: the elements are there, and `sums` is a vector longer than the row; the rest by the
+            // caller's promise.
+            unsafe {
+                T::write::<S>(
+                    out,
+                    width,
+                    #[inline(always)]
+                    |i, count| {
+                        let (y, g) = (read::<S, T>(ys, i, count), read::<S, T>(gs, i, count));
+                        self.0.output.gradient(y, g, T::Lanes::<S>::load(sums.as_ptr().add(i)))
+                    },
+                )
             }
-            // SAFETY: the caller keeps other threads out of these rows of this strip.
-            T::store(&g[..strip.width], unsafe { self.out.slice(strip.row(j), strip.width) });
         }
     }
 }

@@ -1,128 +1,151 @@
 //! The dtypes on the CPU: read as the type that is computed in, written with one rounding.
 
-use super::BLOCK;
+use super::lanes::{Lanes, Pack};
+use super::level::Simd;
 use crate::state::Real;
-use half::slice::HalfFloatSliceExt;
-use half::vec::HalfBitsVecExt;
 use half::{bf16, f16};
 
-pub(crate) trait Element: Copy + Send + Sync {
+/// Where a line that is too long for the first cache keeps exponentials relative to a reference that is not the maximum.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// Where the results are to be, which are of the same type.
+    InOutput,
+    Aside,
+    /// They are taken twice: they would not be exact enough where results are subnormal.
+    Nowhere,
+}
+
+pub(crate) trait Element: Copy + Send + Sync + 'static {
     /// f32, or f64 for f64.
     type Real: Real;
+    /// Where a long line keeps its exponentials.
+    const KEEP: Keep;
+    /// Vectors of `Real`.
+    type Lanes<S: Simd>: Lanes<Real = Self::Real>;
 
-    /// An output to write to. The memory comes zeroed from the system, so this touches none of it.
-    fn zeros(len: usize) -> Vec<Self>;
+    /// # Safety
+    /// The CPU has the instructions of `S`, and `from` is valid for reads of a vector.
+    unsafe fn load<S: Simd>(from: *const Self) -> Self::Lanes<S>;
 
-    /// At most [`BLOCK`] elements as `Real`: themselves, or widened into `scratch`.
-    fn widen<'a>(src: &'a [Self], scratch: &'a mut [Self::Real; BLOCK]) -> &'a [Self::Real];
+    /// # Safety
+    /// As of [`load`](Self::load), for `count` elements, at most a vector.
+    unsafe fn load_part<S: Simd>(from: *const Self, count: usize) -> Self::Lanes<S>;
 
-    /// Writes `f(x)` for every x of `src`, rounded once.
-    fn map(src: &[Self], dst: &mut [Self], f: impl Fn(Self::Real) -> Self::Real);
+    /// # Safety
+    /// The CPU has the instructions of `S`, and `to` is valid for writes of a vector.
+    unsafe fn store<S: Simd>(xs: Self::Lanes<S>, to: *mut Self);
 
-    /// Writes `f(x, y)` for every pair of `xs` and `ys`, rounded once.
-    fn map2(xs: &[Self], ys: &[Self], dst: &mut [Self], f: impl Fn(Self::Real, Self::Real) -> Self::Real);
+    /// # Safety
+    /// As of [`store`](Self::store), for `count` elements, at most a vector.
+    unsafe fn store_part<S: Simd>(xs: Self::Lanes<S>, to: *mut Self, count: usize);
 
-    /// Reads `src` into `dst`.
-    fn load(src: &[Self], dst: &mut [Self::Real]);
+    /// The first `count` lanes from memory, and `rest` in the others.
+    ///
+    /// # Safety
+    /// As of [`load_part`](Self::load_part).
+    #[inline(always)]
+    unsafe fn read<S: Simd>(from: *const Self, count: usize, rest: Self::Real) -> Self::Lanes<S> {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            if count == Self::Lanes::<S>::COUNT {
+                Self::load::<S>(from)
+            } else {
+                Self::load_part::<S>(from, count).keep(count, rest)
+            }
+        }
+    }
 
-    /// Rounds `src` into `dst`.
-    fn store(src: &[Self::Real], dst: &mut [Self]);
+    /// Writes `f(start, count)` to the elements `0..len` of `to`, vector by vector; `count` is less than a vector's only
+    /// at the ends. In long lines whole vectors go to aligned addresses.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and `to` is valid for writes of `len` elements.
+    #[inline(always)]
+    unsafe fn write<S: Simd>(to: *mut Self, len: usize, mut f: impl FnMut(usize, usize) -> Self::Lanes<S>) {
+        let count = Self::Lanes::<S>::COUNT;
+        // Where the last whole vector starts, plus one.
+        let whole = (len + 1).saturating_sub(count);
+        let mut i = 0;
+        // SAFETY of the block: `i` and what is written from there stay within `len`.
+        unsafe {
+            if len >= ALIGN_FROM * count {
+                // More than a vector where an address is such that no element is aligned.
+                let head = to.align_offset(count * size_of::<Self>());
+                if head < count && head > 0 {
+                    Self::store_part::<S>(f(0, head), to, head);
+                    i = head;
+                }
+            }
+            while i < whole {
+                Self::store::<S>(f(i, count), to.add(i));
+                i += count;
+            }
+            if i < len {
+                Self::store_part::<S>(f(i, len - i), to.add(i), len - i);
+            }
+        }
+    }
 }
+
+/// Vectors in a line from which on whole vectors are written to aligned addresses.
+const ALIGN_FROM: usize = 16;
 
 macro_rules! real_element {
-    ($real:ident) => {
+    ($real:ident, $Lanes:ident, $Keep:ident) => {
+        // SAFETY of all: as promised by the caller.
         impl Element for $real {
             type Real = $real;
-
-            fn zeros(len: usize) -> Vec<Self> {
-                vec![0.0; len]
-            }
+            const KEEP: Keep = Keep::$Keep;
+            type Lanes<S: Simd> = S::$Lanes;
 
             #[inline(always)]
-            fn widen<'a>(src: &'a [Self], _: &'a mut [Self; BLOCK]) -> &'a [Self] {
-                src
+            unsafe fn load<S: Simd>(from: *const Self) -> S::$Lanes {
+                unsafe { S::$Lanes::load(from) }
             }
-
             #[inline(always)]
-            fn map(src: &[Self], dst: &mut [Self], f: impl Fn(Self) -> Self) {
-                for (y, &x) in dst.iter_mut().zip(src) {
-                    *y = f(x);
-                }
+            unsafe fn load_part<S: Simd>(from: *const Self, count: usize) -> S::$Lanes {
+                unsafe { S::$Lanes::load_part(from, count) }
             }
-
             #[inline(always)]
-            fn map2(xs: &[Self], ys: &[Self], dst: &mut [Self], f: impl Fn(Self, Self) -> Self) {
-                for ((z, &x), &y) in dst.iter_mut().zip(xs).zip(ys) {
-                    *z = f(x, y);
-                }
+            unsafe fn store<S: Simd>(xs: S::$Lanes, to: *mut Self) {
+                unsafe { xs.store(to) }
             }
-
             #[inline(always)]
-            fn load(src: &[Self], dst: &mut [Self]) {
-                dst.copy_from_slice(src);
-            }
-
-            #[inline(always)]
-            fn store(src: &[Self], dst: &mut [Self]) {
-                dst.copy_from_slice(src);
+            unsafe fn store_part<S: Simd>(xs: S::$Lanes, to: *mut Self, count: usize) {
+                unsafe { xs.store_part(to, count) }
             }
         }
     };
 }
-real_element!(f32);
-real_element!(f64);
+real_element!(f32, F32, InOutput);
+real_element!(f64, F64, Nowhere);
 
 macro_rules! half_element {
-    ($half:ident) => {
+    ($half:ident, $widen:ident, $round:ident) => {
+        // SAFETY of all: as promised by the caller; a half is its bits.
         impl Element for $half {
             type Real = f32;
-
-            fn zeros(len: usize) -> Vec<Self> {
-                vec![0u16; len].reinterpret_into()
-            }
+            const KEEP: Keep = Keep::Aside;
+            type Lanes<S: Simd> = S::F32;
 
             #[inline(always)]
-            fn widen<'a>(src: &'a [Self], scratch: &'a mut [f32; BLOCK]) -> &'a [f32] {
-                let wide = &mut scratch[..src.len()];
-                src.convert_to_f32_slice(wide);
-                wide
+            unsafe fn load<S: Simd>(from: *const Self) -> S::F32 {
+                S::$widen(unsafe { S::U16::load(from.cast()) })
             }
-
             #[inline(always)]
-            fn map(src: &[Self], dst: &mut [Self], f: impl Fn(f32) -> f32) {
-                let mut scratch = [0f32; BLOCK];
-                for (src, dst) in src.chunks(BLOCK).zip(dst.chunks_mut(BLOCK)) {
-                    let wide = &mut scratch[..src.len()];
-                    src.convert_to_f32_slice(wide);
-                    wide.iter_mut().for_each(|x| *x = f(*x));
-                    dst.convert_from_f32_slice(wide);
-                }
+            unsafe fn load_part<S: Simd>(from: *const Self, count: usize) -> S::F32 {
+                S::$widen(unsafe { S::U16::load_part(from.cast(), count) })
             }
-
             #[inline(always)]
-            fn map2(xs: &[Self], ys: &[Self], dst: &mut [Self], f: impl Fn(f32, f32) -> f32) {
-                let (mut x_scratch, mut y_scratch) = ([0f32; BLOCK], [0f32; BLOCK]);
-                for ((xs, ys), dst) in xs.chunks(BLOCK).zip(ys.chunks(BLOCK)).zip(dst.chunks_mut(BLOCK)) {
-                    let wide_x = &mut x_scratch[..xs.len()];
-                    let wide_y = &mut y_scratch[..ys.len()];
-                    xs.convert_to_f32_slice(wide_x);
-                    ys.convert_to_f32_slice(wide_y);
-                    wide_x.iter_mut().zip(wide_y).for_each(|(x, y)| *x = f(*x, *y));
-                    dst.convert_from_f32_slice(wide_x);
-                }
+            unsafe fn store<S: Simd>(xs: S::F32, to: *mut Self) {
+                unsafe { S::$round(xs).store(to.cast()) }
             }
-
             #[inline(always)]
-            fn load(src: &[Self], dst: &mut [f32]) {
-                src.convert_to_f32_slice(dst);
-            }
-
-            #[inline(always)]
-            fn store(src: &[f32], dst: &mut [Self]) {
-                dst.convert_from_f32_slice(src);
+            unsafe fn store_part<S: Simd>(xs: S::F32, to: *mut Self, count: usize) {
+                unsafe { S::$round(xs).store_part(to.cast(), count) }
             }
         }
     };
 }
-half_element!(f16);
-half_element!(bf16);
+half_element!(f16, f16_to_f32, f32_to_f16);
+half_element!(bf16, bf16_to_f32, f32_to_bf16);

@@ -4,107 +4,252 @@
 //! neighbours at a time ([`columns`]). Both sum in short blocks, and both come as a [`Pass`]: a reduction over
 //! a line, then a write. [`run`] spreads it over rayon's threads in a way that depends on the shape alone, so that the
 //! result does not depend on how many threads there are.
+//!
+//! All of it is written once, over vectors ([`lanes`]) of whatever instructions the CPU turns out to have ([`level`]).
 
 mod columns;
 mod element;
 pub(crate) mod exp;
-mod output;
+pub(crate) mod lanes;
+mod level;
+mod memory;
 mod rows;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 pub(crate) use element::Element;
 
 use crate::lines::Lines;
 use crate::op::{Output, Schedule};
-use output::SharedOutput;
+use crate::state::{Number, Real};
+use level::{Level, Simd, Task};
+use memory::{filled, Elements};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Elements of a line that are taken at once.
-const BLOCK: usize = 512;
 /// Below this many elements threads cost more than they bring.
 const SERIAL: usize = 1 << 17;
-/// A line is split into parts of about this many elements, …
+/// A line of this many elements or more …
+const SPLIT_FROM: usize = 1 << 18;
+/// … is split into parts of about this many, …
 const PART: usize = 1 << 16;
 /// … but never into more parts than this, which bounds the memory that their states take.
-const MAX_PARTS: usize = 256;
+const MAX_PARTS: usize = 128;
 /// With this many lines or more there is no need to split them.
 const ENOUGH_LINES: usize = 64;
 
 /// Softmax or log-softmax of the lines of `src`, which is contiguous.
 pub(crate) fn softmax<T: Element>(src: &[T], lines: Lines, schedule: Schedule, output: Output) -> Vec<T> {
-    let mut out = T::zeros(src.len());
-    softmax_into(src, &mut out, lines, schedule, output);
-    out
+    // SAFETY: every element is of one line, and every line is written.
+    unsafe {
+        filled(src.len(), |out| Level::best().run(Forward { src: Elements::read(src), out, lines, schedule, output }))
+    }
 }
 
 /// The same into memory given, as many elements as `src` has.
 pub(crate) fn softmax_into<T: Element>(src: &[T], out: &mut [T], lines: Lines, schedule: Schedule, output: Output) {
-    if src.is_empty() {
-        return;
+    if !src.is_empty() {
+        let (src, out) = (Elements::read(src), Elements::write(out));
+        Level::best().run(Forward { src, out, lines, schedule, output })
     }
-    let out = SharedOutput::new(out);
-    let split = schedule == Schedule::Reduce;
-    if lines.inner == 1 {
-        run(&rows::Softmax { src, out, len: lines.len, schedule, output }, lines, split)
-    } else {
-        run(&columns::Softmax { src, out, lines, schedule, output }, lines, split)
+}
+
+/// The same, written over the input.
+pub(crate) fn softmax_inplace<T: Element>(xs: &mut [T], lines: Lines, schedule: Schedule, output: Output) {
+    if !xs.is_empty() {
+        let out = Elements::write(xs);
+        Level::best().run(Forward { src: out, out, lines, schedule, output })
     }
 }
 
 /// The gradient of the input of (log-)softmax, given its result `y` and the gradient `g` of that, both contiguous.
 pub(crate) fn softmax_backward<T: Element>(y: &[T], g: &[T], lines: Lines, output: Output) -> Vec<T> {
-    let mut grad = T::zeros(y.len());
-    if y.is_empty() {
-        return grad;
+    // SAFETY: every element is of one line, and every line is written.
+    unsafe {
+        filled(y.len(), |out| {
+            Level::best().run(Backward { y: Elements::read(y), g: Elements::read(g), out, lines, output })
+        })
     }
-    let out = SharedOutput::new(&mut grad);
-    if lines.inner == 1 {
-        run(&rows::Backward { y, g, out, len: lines.len, output }, lines, true)
-    } else {
-        run(&columns::Backward { y, g, out, lines, output }, lines, true)
+}
+
+impl Output {
+    /// What [`of`](Self::of) needs of Σ exp(x − max).
+    #[inline(always)]
+    fn scale<R: Real>(self, sum: R) -> R {
+        match self {
+            Output::Probability => R::ONE / sum,
+            Output::LogProbability => sum.ln(),
+        }
     }
-    grad
+
+    /// The result for x − max.
+    #[inline(always)]
+    fn of<V: Number>(self, shifted: V, scale: V) -> V {
+        match self {
+            Output::Probability => shifted.exp() * scale,
+            Output::LogProbability => shifted - scale,
+        }
+    }
+
+    /// The gradient of x, with Σ g·y for softmax and Σ g for log-softmax.
+    #[inline(always)]
+    fn gradient<V: Number>(self, y: V, g: V, sum: V) -> V {
+        match self {
+            Output::Probability => y * (g - sum),
+            Output::LogProbability => g - y.exp() * sum,
+        }
+    }
+}
+
+/// What a forward pass needs to know. `src` and `out` may be the same: each element is read last before it is written.
+#[derive(Clone, Copy)]
+struct Forward<'a, T> {
+    src: Elements<'a, T>,
+    out: Elements<'a, T>,
+    lines: Lines,
+    schedule: Schedule,
+    output: Output,
+}
+
+impl<T: Element> Task for Forward<'_, T> {
+    fn run<S: Simd>(self) {
+        let split = self.schedule == Schedule::Reduce;
+        if self.lines.inner == 1 {
+            run::<S, rows::Softmax<T>>(&rows::Softmax(self), self.lines, split)
+        } else {
+            run::<S, columns::Softmax<T>>(&columns::Softmax(self), self.lines, split)
+        }
+    }
+}
+
+/// What a backward pass needs to know.
+#[derive(Clone, Copy)]
+struct Backward<'a, T> {
+    y: Elements<'a, T>,
+    g: Elements<'a, T>,
+    out: Elements<'a, T>,
+    lines: Lines,
+    output: Output,
+}
+
+impl<T: Element> Task for Backward<'_, T> {
+    fn run<S: Simd>(self) {
+        if self.lines.inner == 1 {
+            run::<S, rows::Backward<T>>(&rows::Backward(self), self.lines, true)
+        } else {
+            run::<S, columns::Backward<T>>(&columns::Backward(self), self.lines, true)
+        }
+    }
 }
 
 /// A reduction over each line and a write that uses it. A unit is one line, or a strip of neighbouring lines.
-trait Pass: Sync {
-    type Reduced: Copy + Send + Sync;
+///
+/// # Safety
+/// The methods may be called where the CPU has the instructions of `S`, and inside of [`Simd::enter`] are compiled for
+/// them.
+trait Pass<S: Simd>: Sync {
+    type Reduced: Send + Sync;
 
     /// Lines in a unit, at most.
     const WIDTH: usize;
 
-    fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced;
-    fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced;
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced;
 
     /// # Safety
-    /// No other thread may be writing to the same range of the same unit.
+    /// The CPU has the instructions of `S`.
+    unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced;
+
+    /// # Safety
+    /// The CPU has the instructions of `S`, and no other thread is writing to the same range of the same unit.
     unsafe fn write(&self, unit: usize, range: Range<usize>, reduced: &Self::Reduced);
+
+    /// These units, whole.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and no other thread is writing to the same units.
+    #[inline(always)]
+    unsafe fn whole(&self, units: Range<usize>, len: usize) {
+        for unit in units {
+            // SAFETY: as promised by the caller.
+            unsafe {
+                let reduced = self.reduce(unit, 0..len);
+                self.write(unit, 0..len, &reduced)
+            }
+        }
+    }
 }
 
-fn run<P: Pass>(pass: &P, lines: Lines, split: bool) {
+/// To be called at a level that the CPU has.
+fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
     let width = lines.inner.min(P::WIDTH);
     let units = lines.outer * lines.inner.div_ceil(P::WIDTH);
     let unit_elements = lines.len * width;
-    if split && units < ENOUGH_LINES && unit_elements >= 2 * PART {
+    if split && units < ENOUGH_LINES && unit_elements >= SPLIT_FROM {
         let part = (PART / width).max(lines.len.div_ceil(MAX_PARTS));
         let parts: Vec<_> = (0..lines.len).step_by(part).map(|start| start..lines.len.min(start + part)).collect();
-        for unit in 0..units {
-            let reduced: Vec<_> = parts.par_iter().map(|range| pass.reduce(unit, range.clone())).collect();
-            let Some(whole) = reduced.into_iter().reduce(P::merge) else { continue };
-            // SAFETY: the parts do not overlap.
-            parts.par_iter().for_each(|range| unsafe { pass.write(unit, range.clone(), &whole) });
+        let all = || (0..units).for_each(|unit| run_parts::<S, P>(pass, unit, &parts));
+        if rayon::current_num_threads() == 1 {
+            all()
+        } else {
+            // One visit to the thread pool rather than two for each unit.
+            rayon::scope(|_| all())
         }
         return;
     }
-    let whole_unit = |unit: usize| {
-        let reduced = pass.reduce(unit, 0..lines.len);
-        // SAFETY: each unit is visited once.
-        unsafe { pass.write(unit, 0..lines.len, &reduced) }
+    let run_units = |units: Range<usize>| {
+        // SAFETY: the level is one that the CPU has, and each unit is visited once.
+        unsafe {
+            S::enter(
+                #[inline(always)]
+                || pass.whole(units, lines.len),
+            )
+        }
     };
-    if units * unit_elements < SERIAL {
-        (0..units).for_each(whole_unit)
+    if units * unit_elements < SERIAL || rayon::current_num_threads() == 1 {
+        run_units(0..units)
     } else {
-        let units_per_task = (PART / unit_elements).max(1);
-        (0..units).into_par_iter().with_min_len(units_per_task).for_each(whole_unit)
+        let units_per_task = (PART / 2 / unit_elements).max(1);
+        let tasks = units.div_ceil(units_per_task);
+        (0..tasks)
+            .into_par_iter()
+            .for_each(|task| run_units(task * units_per_task..units.min((task + 1) * units_per_task)))
+    }
+}
+
+/// One unit by many threads.
+fn run_parts<S: Simd, P: Pass<S>>(pass: &P, unit: usize, parts: &[Range<usize>]) {
+    let reduce = |range: &Range<usize>| {
+        // SAFETY: the level is one that the CPU has.
+        unsafe {
+            S::enter(
+                #[inline(always)]
+                || pass.reduce(unit, range.clone()),
+            )
+        }
+    };
+    let alone = rayon::current_num_threads() == 1;
+    let reduced: Vec<_> =
+        if alone { parts.iter().map(reduce).collect() } else { parts.par_iter().map(reduce).collect() };
+    // SAFETY: the level is one that the CPU has.
+    let merge = |a, b| unsafe {
+        S::enter(
+            #[inline(always)]
+            || P::merge(a, b),
+        )
+    };
+    let Some(whole) = reduced.into_iter().reduce(merge) else { return };
+    // SAFETY: the level is one that the CPU has, and the parts do not overlap.
+    let write = |range: &Range<usize>| unsafe {
+        S::enter(
+            #[inline(always)]
+            || pass.write(unit, range.clone(), &whole),
+        )
+    };
+    if alone {
+        parts.iter().for_each(write)
+    } else {
+        parts.par_iter().for_each(write)
     }
 }

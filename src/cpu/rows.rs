@@ -1,162 +1,391 @@
-//! Lines along the last dimension: each is a contiguous slice.
+//! Lines along the last dimension: each is contiguous.
 
-use super::output::SharedOutput;
-use super::{Element, Pass, BLOCK};
+use super::element::Keep;
+use super::lanes::{fold, Lanes, Pack};
+use super::level::Simd;
+use super::{Element, Pass};
 use crate::op::{Output, Schedule};
-use crate::state::{CompensatedSum, Real, SoftmaxState};
+use crate::state::{CompensatedSum, Normalizer, Number, Real, SoftmaxState};
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Independent accumulators: a block adds only BLOCK / LANES = 16 numbers to each, so rounding cannot pile up.
-const LANES: usize = 32;
+/// A block adds this many vectors plainly, 16 to each of [`fold`]'s accumulators: rounding cannot pile up.
+const BLOCK_VECTORS: usize = 64;
 
-/// Folds `f(x)` into one accumulator per lane; answers the lanes.
+/// Lines up to this length keep their exponentials in the first cache rather than take them twice, …
+const KEPT: usize = 4096;
+/// … where there is room for more than one line, up to this many together …
+const TOGETHER: usize = 8;
+/// … and longer ones where their results are to be, up to this length, at which they would leave the second cache …
+const KEPT_IN_OUTPUT: usize = 1 << 18;
+/// … or, if results are halves, aside, up to this length.
+const KEPT_ASIDE: usize = 1 << 15;
+
+/// How many blocks the memory system is to be ahead of the arithmetic.
+const AHEAD_BLOCKS: usize = 2;
+
+/// The blocks of `range`, as start and length.
+fn blocks<V: Lanes>(range: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
+    let block = BLOCK_VECTORS * V::COUNT;
+    let end = range.end;
+    range.step_by(block).map(move |start| (start, block.min(end - start)))
+}
+
+/// # Safety
+/// The CPU has the instructions of `S`, and `xs` is valid for reads of `len` elements.
 #[inline(always)]
-fn fold<R: Real>(xs: &[R], start: R, f: impl Fn(R, R) -> R) -> [R; LANES] {
-    let mut lanes = [start; LANES];
-    let chunks = xs.chunks_exact(LANES);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane = f(*lane, x);
+unsafe fn max_of<S: Simd, T: Element>(xs: *const T, len: usize) -> T::Real {
+    let none = T::Real::NEG_INFINITY;
+    fold(
+        len,
+        T::Lanes::<S>::splat(none),
+        #[inline(always)]
+        // SAFETY: as promised by the caller.
+        |max, i, count| unsafe { T::read::<S>(xs.add(i), count, none) }.or_greater(max),
+        T::Lanes::<S>::or_greater,
+    )
+    .max_across()
+}
+
+/// Σ f(start, count), for at most a block.
+#[inline(always)]
+fn sum_of<V: Lanes>(len: usize, mut f: impl FnMut(usize, usize) -> V) -> V::Real {
+    fold(
+        len,
+        V::splat(V::Real::ZERO),
+        #[inline(always)]
+        |sum, i, count| sum + f(i, count),
+        V::add,
+    )
+    .sum_across()
+}
+
+/// Σ f(start, len) over blocks.
+#[inline(always)]
+fn sum_of_blocks<V: Lanes>(len: usize, mut f: impl FnMut(usize, usize) -> V::Real) -> V::Real {
+    let block = BLOCK_VECTORS * V::COUNT;
+    let mut sum = CompensatedSum::zero();
+    let mut start = 0;
+    loop {
+        let part = f(start, block.min(len - start));
+        if len <= block {
+            return part;
+        }
+        sum.add(part);
+        start += block;
+        if start >= len {
+            return sum.value();
         }
     }
-    for (lane, &x) in lanes.iter_mut().zip(rest) {
-        *lane = f(*lane, x);
-    }
-    lanes
 }
 
-/// Joins the lanes two by two.
+/// Σ exp(x − reference), for at most a block; `keep(start, count, exponentials)` sees its terms. Meanwhile the elements
+/// `ahead` of these are asked for, so that memory and arithmetic take turns in neither's time.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, and `xs` is valid for reads of `len` elements.
 #[inline(always)]
-fn join<R: Real>(mut lanes: [R; LANES], f: impl Fn(R, R) -> R) -> R {
-    let mut half = LANES / 2;
-    while half > 0 {
-        for i in 0..half {
-            lanes[i] = f(lanes[i], lanes[i + half]);
-        }
-        half /= 2;
-    }
-    lanes[0]
+unsafe fn exp_sum<S: Simd, T: Element>(
+    xs: *const T,
+    len: usize,
+    reference: T::Real,
+    ahead: usize,
+    mut keep: impl FnMut(usize, usize, T::Lanes<S>),
+) -> T::Real {
+    let reference = T::Lanes::<S>::splat(reference);
+    sum_of(
+        len,
+        #[inline(always)]
+        |i, count| {
+            S::prefetch(xs.wrapping_add(ahead + i));
+            // SAFETY: as promised by the caller.
+            let exp = (unsafe { T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY) } - reference).exp();
+            keep(i, count, exp);
+            exp
+        },
+    )
 }
 
-#[inline(always)]
-fn max_of<R: Real>(xs: &[R]) -> R {
-    join(fold(xs, R::NEG_INFINITY, |max, x| x.or_greater(max)), R::or_greater)
-}
+pub(super) struct Softmax<'a, T>(pub super::Forward<'a, T>);
 
-#[inline(always)]
-fn exp_sum<R: Real>(xs: &[R], reference: R) -> R {
-    join(fold(xs, R::ZERO, |sum, x| sum + (x - reference).exp()), |a, b| a + b)
-}
-
-pub(super) struct Softmax<'a, T> {
-    pub src: &'a [T],
-    pub out: SharedOutput<'a, T>,
-    pub len: usize,
-    pub schedule: Schedule,
-    pub output: Output,
-}
-
-impl<T: Element> Pass for Softmax<'_, T> {
-    type Reduced = SoftmaxState<T::Real>;
-    const WIDTH: usize = 1;
-
-    fn reduce(&self, line: usize, range: Range<usize>) -> Self::Reduced {
-        let xs = &self.src[line * self.len..][range];
-        let mut scratch = [T::Real::ZERO; BLOCK];
-        let mut state = SoftmaxState::EMPTY;
-        if self.schedule == Schedule::Safe {
-            for block in xs.chunks(BLOCK) {
-                state.grow(max_of(T::widen(block, &mut scratch)));
+impl<T: Element> Softmax<'_, T> {
+    /// The state of `len` elements; `keep(start, count, reference, exponentials)` sees the terms of its sum.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and `xs` is valid for reads of `len` elements.
+    #[inline(always)]
+    unsafe fn state<S: Simd>(
+        &self,
+        xs: *const T,
+        len: usize,
+        mut keep: impl FnMut(usize, usize, T::Real, T::Lanes<S>),
+    ) -> SoftmaxState<T::Real> {
+        let mut state = SoftmaxState::empty();
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            if self.0.schedule == Schedule::Safe {
+                state.grow(max_of::<S, T>(xs, len));
             }
-        }
-        for block in xs.chunks(BLOCK) {
-            let xs = T::widen(block, &mut scratch);
-            let reference = match self.schedule {
-                Schedule::Safe => state.reference(),
-                Schedule::Online | Schedule::Reduce => state.grow(max_of(xs)),
-            };
-            state.add(exp_sum(xs, reference));
+            for (start, len) in blocks::<T::Lanes<S>>(0..len) {
+                let xs = xs.add(start);
+                let reference = match self.0.schedule {
+                    Schedule::Safe => state.reference(),
+                    Schedule::Online | Schedule::Reduce => state.grow(max_of::<S, T>(xs, len)),
+                };
+                state.add(exp_sum::<S, T>(
+                    xs,
+                    len,
+                    reference,
+                    AHEAD_BLOCKS * BLOCK_VECTORS * T::Lanes::<S>::COUNT,
+                    #[inline(always)]
+                    |i, count, exp| keep(start + i, count, reference, exp),
+                ));
+            }
         }
         state
     }
 
-    fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+    /// Writes the results of `len` elements.
+    ///
+    /// # Safety
+    /// As of [`Pass::write`], with `xs` and `out` valid for `len` elements.
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self, xs: *const T, out: *mut T, len: usize, line: Normalizer<T::Real>) {
+        let max = T::Lanes::<S>::splat(line.max);
+        let scale = T::Lanes::<S>::splat(self.0.output.scale(line.sum));
+        // SAFETY: as promised by the caller.
+        unsafe {
+            T::write::<S>(
+                out,
+                len,
+                #[inline(always)]
+                |i, count| self.0.output.of(T::read::<S>(xs.add(i), count, T::Real::ZERO) - max, scale),
+            )
+        }
+    }
+
+    /// Short lines: their maxima, then their sums, then the results from the exponentials of the sums. Some lines are taken
+    /// together, so that the steps from a vector to one number, which wait for each other in a line, overlap.
+    ///
+    /// # Safety
+    /// As of [`Pass::whole`], with 0 < `len` ≤ [`KEPT`].
+    #[inline(always)]
+    unsafe fn short<S: Simd>(&self, lines: Range<usize>, len: usize) {
+        let mut kept = [const { MaybeUninit::<T::Real>::uninit() }; KEPT];
+        let kept = kept.as_mut_ptr().cast::<T::Real>();
+        let kept_len = len.next_multiple_of(T::Lanes::<S>::COUNT);
+        let together = (KEPT / kept_len).clamp(1, TOGETHER);
+        let ahead = together * len;
+        let mut found = [Normalizer { max: T::Real::ZERO, sum: T::Real::ZERO }; TOGETHER];
+        for first in lines.clone().step_by(together) {
+            let count = together.min(lines.end - first);
+            let found = &mut found[..count];
+            let src: *const T = self.0.src.at(first * len, count * len);
+            let out = self.0.out.at(first * len, count * len);
+            // SAFETY of the block: the elements are there; `kept` has room for `together` lines of whole vectors, and is
+            // read where it was written; the rest by the caller's promise.
+            unsafe {
+                for (i, line) in found.iter_mut().enumerate() {
+                    line.max = max_of::<S, T>(src.add(i * len), len);
+                }
+                for (i, line) in found.iter_mut().enumerate() {
+                    let (xs, kept) = (src.add(i * len), kept.add(i * kept_len));
+                    let sum = sum_of_blocks::<T::Lanes<S>>(
+                        len,
+                        #[inline(always)]
+                        |start, len| {
+                            exp_sum::<S, T>(
+                                xs.add(start),
+                                len,
+                                line.max,
+                                ahead,
+                                #[inline(always)]
+                                |i, _, exp| exp.store(kept.add(start + i)),
+                            )
+                        },
+                    );
+                    *line = Normalizer::new(line.max, sum);
+                }
+                for (i, line) in found.iter().enumerate() {
+                    let (xs, out, kept) = (src.add(i * len), out.add(i * len), kept.add(i * kept_len));
+                    if self.0.output == Output::LogProbability {
+                        self.finish::<S>(xs, out, len, *line);
+                        continue;
+                    }
+                    let scale = T::Lanes::<S>::splat(self.0.output.scale(line.sum));
+                    T::write::<S>(
+                        out,
+                        len,
+                        #[inline(always)]
+                        |i, _| T::Lanes::<S>::load(kept.add(i)) * scale,
+                    );
+                }
+            }
+        }
+    }
+
+    /// A line that keeps its exponentials in `kept`, each block's relative to the reference it had.
+    ///
+    /// # Safety
+    /// As of [`Pass::whole`], with `len` ≤ [`KEPT_IN_OUTPUT`] and `kept` valid for reads and writes of `len` elements, which
+    /// may be those of the output.
+    #[inline(always)]
+    unsafe fn long<S: Simd>(&self, line: usize, len: usize, kept: *mut T::Real) {
+        let block = BLOCK_VECTORS * T::Lanes::<S>::COUNT;
+        let xs: *const T = self.0.src.at(line * len, len);
+        let out = self.0.out.at(line * len, len);
+        let mut references = [T::Real::ZERO; KEPT_IN_OUTPUT / BLOCK_VECTORS / 4];
+        // SAFETY of the block: the elements are there; the rest by the caller's promise.
+        unsafe {
+            let state = self.state::<S>(
+                xs,
+                len,
+                #[inline(always)]
+                |i, count, reference, exp| {
+                    references[i / block] = reference;
+                    exp.put(kept.add(i), count);
+                },
+            );
+            let moved = |&(_, reference): &(_, &T::Real)| reference.differs(state.reference());
+            for ((start, len), &reference) in blocks::<T::Lanes<S>>(0..len).zip(&references).filter(moved) {
+                let factor = T::Lanes::<S>::splat((reference - state.reference()).exp());
+                for i in (start..start + len).step_by(T::Lanes::<S>::COUNT) {
+                    let count = T::Lanes::<S>::COUNT.min(start + len - i);
+                    (T::Lanes::<S>::get(kept.add(i), count) * factor).put(kept.add(i), count);
+                }
+            }
+            let scale = T::Lanes::<S>::splat(T::Real::ONE / state.sum());
+            let one = T::Lanes::<S>::splat(T::Real::ONE);
+            T::write::<S>(
+                out,
+                len,
+                #[inline(always)]
+                // The maximum alone may have come out a little over its sum.
+                |i, count| (T::Lanes::<S>::get(kept.add(i), count) * scale).at_most(one),
+            );
+        }
+    }
+}
+
+impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
+    type Reduced = SoftmaxState<T::Real>;
+    const WIDTH: usize = 1;
+
+    #[inline(always)]
+    unsafe fn reduce(&self, line: usize, range: Range<usize>) -> Self::Reduced {
+        let xs = self.0.src.at(line * self.0.lines.len + range.start, range.len());
+        // SAFETY: the elements are there, and the instructions by the caller's promise.
+        unsafe {
+            self.state::<S>(
+                xs,
+                range.len(),
+                #[inline(always)]
+                |_, _, _, _| (),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
         a.merge(b);
         a
     }
 
+    #[inline(always)]
     unsafe fn write(&self, line: usize, range: Range<usize>, state: &Self::Reduced) {
-        let start = line * self.len + range.start;
-        let xs = &self.src[start..][..range.len()];
-        // SAFETY: the caller keeps other threads out of this range of this line.
-        let out = unsafe { self.out.slice(start, range.len()) };
-        let line = state.finish();
-        match self.output {
-            Output::Probability => {
-                let inverse = line.sum.recip();
-                T::map(xs, out, |x| (x - line.max).exp() * inverse)
+        let start = line * self.0.lines.len + range.start;
+        let (xs, out) = (self.0.src.at(start, range.len()), self.0.out.at(start, range.len()));
+        // SAFETY: the elements are there; the rest by the caller's promise.
+        unsafe { self.finish::<S>(xs, out, range.len(), state.finish()) }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(&self, lines: Range<usize>, len: usize) {
+        let keep = match (self.0.output, T::KEEP) {
+            (Output::Probability, Keep::InOutput) if len <= KEPT_IN_OUTPUT => Keep::InOutput,
+            (Output::Probability, Keep::Aside) if len <= KEPT_ASIDE => Keep::Aside,
+            _ => Keep::Nowhere,
+        };
+        let mut aside = Vec::<T::Real>::new();
+        // SAFETY: as promised by the caller; what is kept aside has room for a line.
+        unsafe {
+            if len <= KEPT {
+                return self.short::<S>(lines, len);
             }
-            Output::LogProbability => {
-                let log_sum = line.sum.ln();
-                T::map(xs, out, |x| (x - line.max) - log_sum)
+            for line in lines {
+                match keep {
+                    Keep::InOutput => self.long::<S>(line, len, self.0.out.at(line * len, len).cast()),
+                    Keep::Aside => {
+                        aside.reserve(len);
+                        self.long::<S>(line, len, aside.as_mut_ptr())
+                    }
+                    Keep::Nowhere => {
+                        let state = Pass::<S>::reduce(self, line, 0..len);
+                        Pass::<S>::write(self, line, 0..len, &state)
+                    }
+                }
             }
         }
     }
 }
 
 /// softmax: y·(g − Σ g·y); log-softmax: g − exp(y)·Σ g.
-pub(super) struct Backward<'a, T> {
-    pub y: &'a [T],
-    pub g: &'a [T],
-    pub out: SharedOutput<'a, T>,
-    pub len: usize,
-    pub output: Output,
-}
+pub(super) struct Backward<'a, T>(pub super::Backward<'a, T>);
 
-impl<T: Element> Pass for Backward<'_, T> {
+impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
     type Reduced = CompensatedSum<T::Real>;
     const WIDTH: usize = 1;
 
-    fn reduce(&self, line: usize, range: Range<usize>) -> Self::Reduced {
-        let ys = &self.y[line * self.len..][range.clone()];
-        let gs = &self.g[line * self.len..][range];
-        let (mut y_scratch, mut g_scratch) = ([T::Real::ZERO; BLOCK], [T::Real::ZERO; BLOCK]);
-        let mut products = [T::Real::ZERO; BLOCK];
-        let mut sum = CompensatedSum::ZERO;
-        for (ys, gs) in ys.chunks(BLOCK).zip(gs.chunks(BLOCK)) {
-            let gs = T::widen(gs, &mut g_scratch);
-            let terms = match self.output {
-                Output::Probability => {
-                    let ys = T::widen(ys, &mut y_scratch);
-                    let products = &mut products[..gs.len()];
-                    for ((product, &y), &g) in products.iter_mut().zip(ys).zip(gs) {
-                        *product = y * g;
-                    }
-                    products
-                }
-                Output::LogProbability => gs,
-            };
-            sum.add(join(fold(terms, T::Real::ZERO, |sum, x| sum + x), |a, b| a + b));
+    #[inline(always)]
+    unsafe fn reduce(&self, line: usize, range: Range<usize>) -> Self::Reduced {
+        let start = line * self.0.lines.len + range.start;
+        let (ys, gs) = (self.0.y.at(start, range.len()), self.0.g.at(start, range.len()));
+        let zero = T::Real::ZERO;
+        let mut sum = CompensatedSum::zero();
+        for (start, len) in blocks::<T::Lanes<S>>(0..range.len()) {
+            // SAFETY of the block: the elements are there, and the instructions by the caller's promise.
+            unsafe {
+                let (ys, gs) = (ys.add(start), gs.add(start));
+                sum.add(match self.0.output {
+                    Output::Probability => sum_of(
+                        len,
+                        #[inline(always)]
+                        |i, count| T::read::<S>(ys.add(i), count, zero) * T::read::<S>(gs.add(i), count, zero),
+                    ),
+                    Output::LogProbability => sum_of(
+                        len,
+                        #[inline(always)]
+                        |i, count| T::read::<S>(gs.add(i), count, zero),
+                    ),
+                });
+            }
         }
         sum
     }
 
-    fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+    #[inline(always)]
+    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
         a.merge(b);
         a
     }
 
+    #[inline(always)]
     unsafe fn write(&self, line: usize, range: Range<usize>, sum: &Self::Reduced) {
-        let start = line * self.len + range.start;
-        let ys = &self.y[start..][..range.len()];
-        let gs = &self.g[start..][..range.len()];
-        // SAFETY: the caller keeps other threads out of this range of this line.
-        let out = unsafe { self.out.slice(start, range.len()) };
-        let sum = sum.value();
-        match self.output {
-            Output::Probability => T::map2(ys, gs, out, |y, g| y * (g - sum)),
-            Output::LogProbability => T::map2(ys, gs, out, |y, g| g - y.exp() * sum),
+        let (start, len) = (line * self.0.lines.len + range.start, range.len());
+        let (ys, gs, out) = (self.0.y.at(start, len), self.0.g.at(start, len), self.0.out.at(start, len));
+        let sum = T::Lanes::<S>::splat(sum.value());
+        // SAFETY of the block: the elements are there; the rest by the caller's promise.
+        unsafe {
+            T::write::<S>(
+                out,
+                len,
+                #[inline(always)]
+                |i, count| {
+                    let y = T::read::<S>(ys.add(i), count, T::Real::ZERO);
+                    let g = T::read::<S>(gs.add(i), count, T::Real::ZERO);
+                    self.0.output.gradient(y, g, sum)
+                },
+            )
         }
     }
 }

@@ -5,7 +5,9 @@
 
 mod accuracy;
 mod gradients;
+mod inplace;
 mod large;
+mod levels;
 mod properties;
 mod seed_cases;
 mod semantics;

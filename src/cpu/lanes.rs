@@ -1,0 +1,235 @@
+//! Vectors of numbers, and the portable ones among them.
+
+use super::exp::{exp_f32, exp_f64, UNBIAS_F32, UNBIAS_F64};
+use crate::state::{Number, Real};
+use std::array::from_fn;
+use std::ops::{Add, Div, Mul, Sub};
+
+/// `COUNT` items that are read and written at once. Addresses need the alignment of an item only.
+pub(crate) trait Pack: Copy {
+    type Item: Copy;
+    const COUNT: usize;
+
+    /// # Safety
+    /// `from` is valid for reads of `COUNT` items.
+    unsafe fn load(from: *const Self::Item) -> Self;
+
+    /// Reads the first `count` items; the rest are 0.
+    ///
+    /// # Safety
+    /// `count` ≤ `COUNT`, and `from` is valid for reads of `count` items.
+    unsafe fn load_part(from: *const Self::Item, count: usize) -> Self;
+
+    /// # Safety
+    /// `to` is valid for writes of `COUNT` items.
+    unsafe fn store(self, to: *mut Self::Item);
+
+    /// Writes the first `count` items.
+    ///
+    /// # Safety
+    /// `count` ≤ `COUNT`, and `to` is valid for writes of `count` items.
+    unsafe fn store_part(self, to: *mut Self::Item, count: usize);
+
+    /// [`load`](Self::load), or [`load_part`](Self::load_part) if `count` is less than `COUNT`.
+    ///
+    /// # Safety
+    /// As of [`load_part`](Self::load_part).
+    #[inline(always)]
+    unsafe fn get(from: *const Self::Item, count: usize) -> Self {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            if count == Self::COUNT {
+                Self::load(from)
+            } else {
+                Self::load_part(from, count)
+            }
+        }
+    }
+
+    /// [`store`](Self::store), or [`store_part`](Self::store_part) if `count` is less than `COUNT`.
+    ///
+    /// # Safety
+    /// As of [`store_part`](Self::store_part).
+    #[inline(always)]
+    unsafe fn put(self, to: *mut Self::Item, count: usize) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            if count == Self::COUNT {
+                self.store(to)
+            } else {
+                self.store_part(to, count)
+            }
+        }
+    }
+}
+
+/// A vector of f32s or f64s.
+pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
+    /// Whether [`mul_add`](Self::mul_add) rounds once.
+    const FUSED: bool;
+
+    /// self · a + b
+    fn mul_add(self, a: Self, b: Self) -> Self;
+
+    /// self · 2ⁿ, rounded once. n is given twice: as it is, and in the low bits of `n + ROUND` with the `ROUND` of
+    /// [`exp`](super::exp).
+    fn ldexp(self, n: Self, shifted: Self) -> Self;
+
+    /// The first `count` lanes, and `rest` in the others.
+    fn keep(self, count: usize, rest: Self::Real) -> Self;
+
+    /// The lesser of the two, and NaN for NaN.
+    fn at_most(self, limit: Self) -> Self;
+
+    fn max_across(self) -> Self::Real;
+    fn sum_across(self) -> Self::Real;
+}
+
+/// Folds `step(accumulator, start, count)` over vectors of the elements `0..len`, four accumulators in turn so that they do
+/// not wait for each other. `count` is less than the vector's in the last step only.
+#[inline(always)]
+pub(crate) fn fold<V: Lanes>(
+    len: usize,
+    init: V,
+    mut step: impl FnMut(V, usize, usize) -> V,
+    join: impl Fn(V, V) -> V,
+) -> V {
+    let [mut a, mut b, mut c, mut d] = [init; 4];
+    let mut i = 0;
+    while i + 4 * V::COUNT <= len {
+        a = step(a, i, V::COUNT);
+        b = step(b, i + V::COUNT, V::COUNT);
+        c = step(c, i + 2 * V::COUNT, V::COUNT);
+        d = step(d, i + 3 * V::COUNT, V::COUNT);
+        i += 4 * V::COUNT;
+    }
+    while i < len {
+        a = step(a, i, V::COUNT.min(len - i));
+        i += V::COUNT;
+    }
+    join(join(a, b), join(c, d))
+}
+
+/// Items without vector instructions of our own. Loops over a few lanes become what vectors the target has for sure.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Array<T, const N: usize>(pub [T; N]);
+
+impl<T: Copy + Default, const N: usize> Pack for Array<T, N> {
+    type Item = T;
+    const COUNT: usize = N;
+
+    #[inline(always)]
+    unsafe fn load(from: *const T) -> Self {
+        // SAFETY: N readable items, by the caller's promise.
+        Self(unsafe { from.cast::<[T; N]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn load_part(from: *const T, count: usize) -> Self {
+        let mut items = [T::default(); N];
+        // SAFETY: `count` readable items, by the caller's promise, and room for N ≥ count.
+        unsafe { std::ptr::copy_nonoverlapping(from, items.as_mut_ptr(), count) };
+        Self(items)
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut T) {
+        // SAFETY: N writable items, by the caller's promise.
+        unsafe { to.cast::<[T; N]>().write_unaligned(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut T, count: usize) {
+        // SAFETY: `count` writable items, by the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr(), to, count) }
+    }
+}
+
+macro_rules! operator {
+    ($Trait:ident, $method:ident) => {
+        impl<R: Real, const N: usize> $Trait for Array<R, N> {
+            type Output = Self;
+            #[inline(always)]
+            fn $method(self, other: Self) -> Self {
+                Self(from_fn(|i| self.0[i].$method(other.0[i])))
+            }
+        }
+    };
+}
+operator!(Add, add);
+operator!(Sub, sub);
+operator!(Mul, mul);
+operator!(Div, div);
+
+macro_rules! portable_lanes {
+    ($real:ident, $exp:ident, $unbias:ident) => {
+        impl<const N: usize> Number for Array<$real, N> {
+            type Real = $real;
+
+            #[inline(always)]
+            fn splat(x: $real) -> Self {
+                Self([x; N])
+            }
+            #[inline(always)]
+            fn or_greater(self, max: Self) -> Self {
+                Self(from_fn(|i| self.0[i].or_greater(max.0[i])))
+            }
+            #[inline(always)]
+            fn nan_to_zero(self) -> Self {
+                Self(self.0.map(Number::nan_to_zero))
+            }
+            #[inline(always)]
+            fn exp(self) -> Self {
+                $exp(self)
+            }
+            #[inline(always)]
+            fn differs(self, other: Self) -> bool {
+                self.0 != other.0
+            }
+        }
+
+        impl<const N: usize> Lanes for Array<$real, N> {
+            const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+
+            #[inline(always)]
+            fn mul_add(self, a: Self, b: Self) -> Self {
+                if Self::FUSED {
+                    Self(from_fn(|i| self.0[i].mul_add(a.0[i], b.0[i])))
+                } else {
+                    self * a + b
+                }
+            }
+            #[inline(always)]
+            fn ldexp(self, _: Self, shifted: Self) -> Self {
+                const MANTISSA: u32 = $real::MANTISSA_DIGITS - 1;
+                let power = Self(shifted.0.map(|x| $real::from_bits(x.to_bits() << MANTISSA)));
+                self * power * Self::splat($unbias)
+            }
+            #[inline(always)]
+            fn keep(self, count: usize, rest: $real) -> Self {
+                Self(from_fn(|i| if i < count { self.0[i] } else { rest }))
+            }
+            #[inline(always)]
+            fn at_most(self, limit: Self) -> Self {
+                Self(from_fn(|i| if limit.0[i] < self.0[i] { limit.0[i] } else { self.0[i] }))
+            }
+            #[inline(always)]
+            fn max_across(self) -> $real {
+                self.0.into_iter().fold($real::NEG_INFINITY, |max, x| x.or_greater(max))
+            }
+            #[inline(always)]
+            fn sum_across(mut self) -> $real {
+                let mut half = N / 2;
+                while half > 0 {
+                    for i in 0..half {
+                        self.0[i] += self.0[i + half];
+                    }
+                    half /= 2;
+                }
+                self.0[0]
+            }
+        }
+    };
+}
+portable_lanes!(f32, exp_f32, UNBIAS_F32);
+portable_lanes!(f64, exp_f64, UNBIAS_F64);

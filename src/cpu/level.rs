@@ -1,0 +1,183 @@
+//! Which vector instructions there are, found out at run time.
+
+use super::lanes::{Array, Lanes, Pack};
+use half::{bf16, f16};
+use std::sync::OnceLock;
+
+/// The vectors of one level of instructions.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    type F32: Lanes<Real = f32>;
+    type F64: Lanes<Real = f64>;
+    /// As many as `F32` has lanes: f16s or bf16s in memory.
+    type U16: Pack<Item = u16>;
+
+    fn f16_to_f32(x: Self::U16) -> Self::F32;
+    fn f32_to_f16(x: Self::F32) -> Self::U16;
+    fn bf16_to_f32(x: Self::U16) -> Self::F32;
+    fn f32_to_bf16(x: Self::F32) -> Self::U16;
+
+    /// Asks for what is at this address, if anything is, to be fetched from memory.
+    fn prefetch<T>(at: *const T);
+
+    /// Calls `f` with the instructions of the level: what is inlined into `f` is compiled for them.
+    ///
+    /// # Safety
+    /// The CPU has them.
+    unsafe fn enter<R>(f: impl FnOnce() -> R) -> R;
+}
+
+/// The instructions that every CPU of the target has.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+impl Simd for Portable {
+    type F32 = Array<f32, 8>;
+    type F64 = Array<f64, 4>;
+    type U16 = Array<u16, 8>;
+
+    #[inline(always)]
+    fn f16_to_f32(x: Self::U16) -> Self::F32 {
+        Array(x.0.map(|bits| f16::from_bits(bits).to_f32_const()))
+    }
+    #[inline(always)]
+    fn f32_to_f16(x: Self::F32) -> Self::U16 {
+        Array(x.0.map(|x| f16::from_f32_const(x).to_bits()))
+    }
+    #[inline(always)]
+    fn bf16_to_f32(x: Self::U16) -> Self::F32 {
+        Array(x.0.map(|bits| f32::from_bits((bits as u32) << 16)))
+    }
+    #[inline(always)]
+    fn f32_to_bf16(x: Self::F32) -> Self::U16 {
+        Array(x.0.map(|x| bf16::from_f32_const(x).to_bits()))
+    }
+    #[inline(always)]
+    fn prefetch<T>(_: *const T) {}
+    #[inline(always)]
+    unsafe fn enter<R>(f: impl FnOnce() -> R) -> R {
+        f()
+    }
+}
+
+/// Work that is written once for all levels.
+pub(crate) trait Task {
+    /// What runs [inside](Simd::enter) may take it that the CPU has the instructions of `S`.
+    fn run<S: Simd>(self);
+}
+
+/// A level that this CPU has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Level(Name);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Name {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    /// All that this CPU has, the best last.
+    pub fn available() -> Vec<Self> {
+        #[allow(unused_mut)]
+        let mut levels = vec![Self(Name::Portable)];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if super::x86::has_avx2() {
+                levels.push(Self(Name::Avx2));
+            }
+            if super::x86::has_avx2() && super::x86::has_avx512() {
+                levels.push(Self(Name::Avx512));
+            }
+        }
+        levels
+    }
+
+    /// The best one there is or, where the environment variable `CANDLE_SOFTMAX_CPU` is `avx2` or `portable` at the first
+    /// call, the best up to that: for tests of what runs on other machines.
+    pub fn best() -> Self {
+        static BEST: OnceLock<Level> = OnceLock::new();
+        *BEST.get_or_init(|| Self::up_to(&std::env::var("CANDLE_SOFTMAX_CPU").unwrap_or_default()))
+    }
+
+    fn up_to(limit: &str) -> Self {
+        let levels = Self::available();
+        let count = match limit {
+            "portable" => 1,
+            "avx2" => 2,
+            _ => levels.len(),
+        };
+        levels[count.min(levels.len()) - 1]
+    }
+
+    pub fn run(self, task: impl Task) {
+        match self.0 {
+            Name::Portable => task.run::<Portable>(),
+            #[cfg(target_arch = "x86_64")]
+            Name::Avx2 => task.run::<super::x86::Avx2>(),
+            #[cfg(target_arch = "x86_64")]
+            Name::Avx512 => task.run::<super::x86::Avx512>(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_sets_an_upper_limit() {
+        let all = Level::available();
+        assert_eq!(Level::up_to("portable"), all[0]);
+        assert_eq!(Level::up_to(""), all[all.len() - 1]);
+        assert_eq!(Level::up_to("avx512"), all[all.len() - 1]);
+        if let Some(&avx2) = all.get(1) {
+            assert_eq!(Level::up_to("avx2"), avx2);
+        }
+    }
+
+    struct Halves;
+
+    impl Task for Halves {
+        fn run<S: Simd>(self) {
+            // SAFETY: the level that runs a task is there.
+            unsafe { S::enter(halves::<S>) }
+        }
+    }
+
+    /// Widened and rounded as half's own conversions do, for every half and for floats about them.
+    fn halves<S: Simd>() {
+        for bits in 0..=u16::MAX {
+            let mut wide = vec![0f32; S::F32::COUNT];
+            let mut back = vec![0u16; S::F32::COUNT];
+            let (from, to) = (vec![bits; S::F32::COUNT], wide.as_mut_ptr());
+            // SAFETY: all of the vectors hold COUNT elements.
+            unsafe { S::f16_to_f32(S::U16::load(from.as_ptr())).store(to) };
+            let exact = f16::from_bits(bits).to_f32_const();
+            assert!(wide[0] == exact || wide[0].is_nan() && exact.is_nan(), "f16 {bits:#x}: {}", wide[0]);
+            unsafe { S::bf16_to_f32(S::U16::load(from.as_ptr())).store(to) };
+            let exact = bf16::from_bits(bits).to_f32_const();
+            assert!(wide[0] == exact || wide[0].is_nan() && exact.is_nan(), "bf16 {bits:#x}: {}", wide[0]);
+            let near = |x: f32| {
+                [-0x1001, -0x1000, -0xfff, -1, 0, 1, 0xfff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001]
+                    .map(|step: i32| f32::from_bits(x.to_bits().wrapping_add_signed(step)))
+            };
+            for x in near(exact).into_iter().chain(near(f16::from_bits(bits).to_f32_const())) {
+                wide.fill(x);
+                unsafe { S::f32_to_f16(S::F32::load(wide.as_ptr())).store(back.as_mut_ptr()) };
+                let (found, exact) = (f16::from_bits(back[0]), f16::from_f32_const(x));
+                assert!(found.to_bits() == exact.to_bits() || found.is_nan() && exact.is_nan(), "{x:e}: {found}");
+                unsafe { S::f32_to_bf16(S::F32::load(wide.as_ptr())).store(back.as_mut_ptr()) };
+                let (found, exact) = (bf16::from_bits(back[0]), bf16::from_f32_const(x));
+                assert!(found.to_bits() == exact.to_bits() || found.is_nan() && exact.is_nan(), "{x:e}: {found}");
+            }
+        }
+    }
+
+    #[test]
+    fn conversions() {
+        Level::available().into_iter().for_each(|level| level.run(Halves));
+    }
+}

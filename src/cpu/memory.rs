@@ -1,0 +1,73 @@
+//! Memory that threads read and fill together.
+
+use std::marker::PhantomData;
+
+/// From this size on fresh memory asks for huge pages: page faults are most of the time of a large output.
+#[cfg(target_os = "linux")]
+const HUGE_PAGES_FROM: usize = 4 << 20;
+
+/// A run of elements that several threads read, or write each its own part of. Input and output may be the same.
+#[derive(Clone, Copy)]
+pub(super) struct Elements<'a, T> {
+    start: *mut T,
+    len: usize,
+    of: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it only hands out addresses; who reads or writes there promises that nobody else writes there.
+unsafe impl<T: Send + Sync> Send for Elements<'_, T> {}
+unsafe impl<T: Send + Sync> Sync for Elements<'_, T> {}
+
+impl<'a, T> Elements<'a, T> {
+    /// To be read only.
+    pub fn read(from: &'a [T]) -> Self {
+        Self { start: from.as_ptr().cast_mut(), len: from.len(), of: PhantomData }
+    }
+
+    pub fn write(to: &'a mut [T]) -> Self {
+        Self { start: to.as_mut_ptr(), len: to.len(), of: PhantomData }
+    }
+
+    /// The address of the elements `start..start + len`, all of which there are.
+    #[inline(always)]
+    pub fn at(&self, start: usize, len: usize) -> *mut T {
+        assert!(start <= self.len && len <= self.len - start, "a part outside the tensor");
+        // SAFETY: in bounds.
+        unsafe { self.start.add(start) }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+}
+
+/// A vector of `len` elements, which `fill` writes.
+///
+/// # Safety
+/// `fill` writes every element, and reads none before.
+pub(super) unsafe fn filled<T: Copy>(len: usize, fill: impl FnOnce(Elements<T>)) -> Vec<T> {
+    let mut out = Vec::<T>::with_capacity(len);
+    let elements = Elements { start: out.as_mut_ptr(), len, of: PhantomData };
+    ask_for_huge_pages(elements);
+    if len > 0 {
+        fill(elements);
+    }
+    // SAFETY: all of them are written, by the caller's promise.
+    unsafe { out.set_len(len) };
+    out
+}
+
+#[cfg(target_os = "linux")]
+fn ask_for_huge_pages<T: Copy>(elements: Elements<T>) {
+    const PAGE: usize = 4096;
+    if elements.bytes() < HUGE_PAGES_FROM {
+        return;
+    }
+    let skip = elements.start.cast::<u8>().align_offset(PAGE);
+    let Some(len) = elements.bytes().checked_sub(skip) else { return };
+    // SAFETY: the pages belong to the vector, and the advice changes no contents. It may be refused: then it is slower.
+    unsafe { libc::madvise(elements.start.cast::<u8>().add(skip).cast(), len / PAGE * PAGE, libc::MADV_HUGEPAGE) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ask_for_huge_pages<T: Copy>(_: Elements<T>) {}

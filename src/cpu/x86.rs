@@ -1,0 +1,432 @@
+//! Vectors of x86-64: AVX-512, and AVX2 with FMA and F16C.
+//!
+//! The wrappers are safe to name but made of instructions that not every CPU has; they are reached by way of
+//! [`Level`](super::level::Level) only, which has asked the CPU.
+
+use super::exp::{exp_f32, exp_f64, UNBIAS_F32, UNBIAS_F64};
+use super::lanes::{Lanes, Pack};
+use super::level::Simd;
+use crate::state::Number;
+use std::arch::x86_64::*;
+use std::ops::{Add, Div, Mul, Sub};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2;
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512;
+
+pub(super) fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+pub(super) fn has_avx512() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct F32x8(__m256);
+#[derive(Clone, Copy)]
+pub(crate) struct F64x4(__m256d);
+#[derive(Clone, Copy)]
+pub(crate) struct U16x8(__m128i);
+#[derive(Clone, Copy)]
+pub(crate) struct F32x16(__m512);
+#[derive(Clone, Copy)]
+pub(crate) struct F64x8(__m512d);
+#[derive(Clone, Copy)]
+pub(crate) struct U16x16(__m256i);
+
+/// What differs between the vectors in the names of the instructions only.
+macro_rules! vector {
+    ($Vector:ident, $real:ident, $exp:ident, $set1:ident, $add:ident, $sub:ident, $mul:ident, $div:ident, $max:ident,
+     |$x:ident, $y:ident| nan_to_zero: $nan_to_zero:expr, differs: $differs:expr) => {
+        vector!($Vector, Add, add, $add);
+        vector!($Vector, Sub, sub, $sub);
+        vector!($Vector, Mul, mul, $mul);
+        vector!($Vector, Div, div, $div);
+
+        impl Number for $Vector {
+            type Real = $real;
+
+            #[inline(always)]
+            fn splat(x: $real) -> Self {
+                // SAFETY: the CPU has the instructions of the type.
+                Self(unsafe { $set1(x) })
+            }
+            #[inline(always)]
+            fn or_greater(self, max: Self) -> Self {
+                // Where one is NaN, the instruction answers the second.
+                // SAFETY: the CPU has the instructions of the type.
+                Self(unsafe { $max(self.0, max.0) })
+            }
+            #[inline(always)]
+            fn nan_to_zero(self) -> Self {
+                let $x = self.0;
+                // SAFETY: the CPU has the instructions of the type.
+                Self(unsafe { $nan_to_zero })
+            }
+            #[inline(always)]
+            fn exp(self) -> Self {
+                $exp(self)
+            }
+            #[inline(always)]
+            fn differs(self, other: Self) -> bool {
+                let ($x, $y) = (self.0, other.0);
+                // SAFETY: the CPU has the instructions of the type.
+                unsafe { $differs }
+            }
+        }
+    };
+    ($Vector:ident, $Operator:ident, $method:ident, $instruction:ident) => {
+        impl $Operator for $Vector {
+            type Output = Self;
+            #[inline(always)]
+            fn $method(self, other: Self) -> Self {
+                // SAFETY: the CPU has the instructions of the type.
+                Self(unsafe { $instruction(self.0, other.0) })
+            }
+        }
+    };
+}
+
+vector!(
+    F32x8, f32, exp_f32, _mm256_set1_ps, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_div_ps, _mm256_max_ps,
+    |x, y| nan_to_zero: _mm256_and_ps(x, _mm256_cmp_ps::<_CMP_ORD_Q>(x, x)),
+    differs: _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_NEQ_UQ>(x, y)) != 0
+);
+vector!(
+    F64x4, f64, exp_f64, _mm256_set1_pd, _mm256_add_pd, _mm256_sub_pd, _mm256_mul_pd, _mm256_div_pd, _mm256_max_pd,
+    |x, y| nan_to_zero: _mm256_and_pd(x, _mm256_cmp_pd::<_CMP_ORD_Q>(x, x)),
+    differs: _mm256_movemask_pd(_mm256_cmp_pd::<_CMP_NEQ_UQ>(x, y)) != 0
+);
+vector!(
+    F32x16, f32, exp_f32, _mm512_set1_ps, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_div_ps, _mm512_max_ps,
+    |x, y| nan_to_zero: _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x), x),
+    differs: _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(x, y) != 0
+);
+vector!(
+    F64x8, f64, exp_f64, _mm512_set1_pd, _mm512_add_pd, _mm512_sub_pd, _mm512_mul_pd, _mm512_div_pd, _mm512_max_pd,
+    |x, y| nan_to_zero: _mm512_maskz_mov_pd(_mm512_cmp_pd_mask::<_CMP_ORD_Q>(x, x), x),
+    differs: _mm512_cmp_pd_mask::<_CMP_NEQ_UQ>(x, y) != 0
+);
+
+/// All ones in the first `count` lanes.
+#[inline(always)]
+unsafe fn mask32(count: usize) -> __m256i {
+    // SAFETY: AVX2, by the caller's promise.
+    unsafe { _mm256_cmpgt_epi32(_mm256_set1_epi32(count as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)) }
+}
+
+/// All ones in the first `count` lanes.
+#[inline(always)]
+unsafe fn mask64(count: usize) -> __m256i {
+    // SAFETY: AVX2, by the caller's promise.
+    unsafe { _mm256_cmpgt_epi64(_mm256_set1_epi64x(count as i64), _mm256_setr_epi64x(0, 1, 2, 3)) }
+}
+
+/// Ones in the first `count` of up to 16 bits.
+#[inline(always)]
+fn bits(count: usize) -> u16 {
+    ((1u32 << count) - 1) as u16
+}
+
+macro_rules! pack {
+    ($Pack:ident, $item:ident, $count:literal, $raw:ident,
+     |$from:ident, $to:ident, $n:ident, $v:ident| load_part: $load_part:expr, store_part: $store_part:expr) => {
+        // SAFETY of all: the CPU has the instructions of the type, and the caller vouches for the memory.
+        impl Pack for $Pack {
+            type Item = $item;
+            const COUNT: usize = $count;
+
+            #[inline(always)]
+            unsafe fn load(from: *const $item) -> Self {
+                Self(unsafe { from.cast::<$raw>().read_unaligned() })
+            }
+            #[inline(always)]
+            unsafe fn load_part($from: *const $item, $n: usize) -> Self {
+                Self(unsafe { $load_part })
+            }
+            #[inline(always)]
+            unsafe fn store(self, to: *mut $item) {
+                unsafe { to.cast::<$raw>().write_unaligned(self.0) }
+            }
+            #[inline(always)]
+            unsafe fn store_part(self, $to: *mut $item, $n: usize) {
+                let $v = self.0;
+                unsafe { $store_part }
+            }
+        }
+    };
+}
+
+pack!(
+    F32x8, f32, 8, __m256,
+    |from, to, n, v| load_part: _mm256_maskload_ps(from, mask32(n)),
+    store_part: _mm256_maskstore_ps(to, mask32(n), v)
+);
+pack!(
+    F64x4, f64, 4, __m256d,
+    |from, to, n, v| load_part: _mm256_maskload_pd(from, mask64(n)),
+    store_part: _mm256_maskstore_pd(to, mask64(n), v)
+);
+pack!(
+    U16x8, u16, 8, __m128i,
+    |from, to, n, v| load_part: {
+        let mut items = [0u16; 8];
+        std::ptr::copy_nonoverlapping(from, items.as_mut_ptr(), n);
+        _mm_loadu_si128(items.as_ptr().cast())
+    },
+    store_part: {
+        let mut items = [0u16; 8];
+        _mm_storeu_si128(items.as_mut_ptr().cast(), v);
+        std::ptr::copy_nonoverlapping(items.as_ptr(), to, n)
+    }
+);
+pack!(
+    F32x16, f32, 16, __m512,
+    |from, to, n, v| load_part: _mm512_maskz_loadu_ps(bits(n), from),
+    store_part: _mm512_mask_storeu_ps(to, bits(n), v)
+);
+pack!(
+    F64x8, f64, 8, __m512d,
+    |from, to, n, v| load_part: _mm512_maskz_loadu_pd(bits(n) as u8, from),
+    store_part: _mm512_mask_storeu_pd(to, bits(n) as u8, v)
+);
+pack!(
+    U16x16, u16, 16, __m256i,
+    |from, to, n, v| load_part: _mm256_maskz_loadu_epi16(bits(n), from.cast()),
+    store_part: _mm256_mask_storeu_epi16(to.cast(), bits(n), v)
+);
+
+// SAFETY of all below: the CPU has the instructions of the type.
+
+impl Lanes for F32x8 {
+    const FUSED: bool = true;
+
+    #[inline(always)]
+    fn mul_add(self, a: Self, b: Self) -> Self {
+        Self(unsafe { _mm256_fmadd_ps(self.0, a.0, b.0) })
+    }
+    #[inline(always)]
+    fn at_most(self, limit: Self) -> Self {
+        // Where one is NaN, the instruction answers the second.
+        Self(unsafe { _mm256_min_ps(limit.0, self.0) })
+    }
+    #[inline(always)]
+    fn ldexp(self, _: Self, shifted: Self) -> Self {
+        let power = unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(shifted.0))) };
+        self * Self(power) * Self::splat(UNBIAS_F32)
+    }
+    #[inline(always)]
+    fn keep(self, count: usize, rest: f32) -> Self {
+        Self(unsafe { _mm256_blendv_ps(_mm256_set1_ps(rest), self.0, _mm256_castsi256_ps(mask32(count))) })
+    }
+    #[inline(always)]
+    fn max_across(self) -> f32 {
+        unsafe {
+            let x = _mm_max_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            let x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)))
+        }
+    }
+    #[inline(always)]
+    fn sum_across(self) -> f32 {
+        unsafe {
+            let x = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+            _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
+        }
+    }
+}
+
+impl Lanes for F64x4 {
+    const FUSED: bool = true;
+
+    #[inline(always)]
+    fn mul_add(self, a: Self, b: Self) -> Self {
+        Self(unsafe { _mm256_fmadd_pd(self.0, a.0, b.0) })
+    }
+    #[inline(always)]
+    fn at_most(self, limit: Self) -> Self {
+        // Where one is NaN, the instruction answers the second.
+        Self(unsafe { _mm256_min_pd(limit.0, self.0) })
+    }
+    #[inline(always)]
+    fn ldexp(self, _: Self, shifted: Self) -> Self {
+        let power = unsafe { _mm256_castsi256_pd(_mm256_slli_epi64::<52>(_mm256_castpd_si256(shifted.0))) };
+        self * Self(power) * Self::splat(UNBIAS_F64)
+    }
+    #[inline(always)]
+    fn keep(self, count: usize, rest: f64) -> Self {
+        Self(unsafe { _mm256_blendv_pd(_mm256_set1_pd(rest), self.0, _mm256_castsi256_pd(mask64(count))) })
+    }
+    #[inline(always)]
+    fn max_across(self) -> f64 {
+        unsafe {
+            let x = _mm_max_pd(_mm256_castpd256_pd128(self.0), _mm256_extractf128_pd::<1>(self.0));
+            _mm_cvtsd_f64(_mm_max_sd(x, _mm_unpackhi_pd(x, x)))
+        }
+    }
+    #[inline(always)]
+    fn sum_across(self) -> f64 {
+        unsafe {
+            let x = _mm_add_pd(_mm256_castpd256_pd128(self.0), _mm256_extractf128_pd::<1>(self.0));
+            _mm_cvtsd_f64(_mm_add_sd(x, _mm_unpackhi_pd(x, x)))
+        }
+    }
+}
+
+impl Lanes for F32x16 {
+    const FUSED: bool = true;
+
+    #[inline(always)]
+    fn mul_add(self, a: Self, b: Self) -> Self {
+        Self(unsafe { _mm512_fmadd_ps(self.0, a.0, b.0) })
+    }
+    #[inline(always)]
+    fn at_most(self, limit: Self) -> Self {
+        // Where one is NaN, the instruction answers the second.
+        Self(unsafe { _mm512_min_ps(limit.0, self.0) })
+    }
+    #[inline(always)]
+    fn ldexp(self, n: Self, _: Self) -> Self {
+        Self(unsafe { _mm512_scalef_ps(self.0, n.0) })
+    }
+    #[inline(always)]
+    fn keep(self, count: usize, rest: f32) -> Self {
+        Self(unsafe { _mm512_mask_mov_ps(_mm512_set1_ps(rest), bits(count), self.0) })
+    }
+    #[inline(always)]
+    fn max_across(self) -> f32 {
+        unsafe { _mm512_reduce_max_ps(self.0) }
+    }
+    #[inline(always)]
+    fn sum_across(self) -> f32 {
+        unsafe { _mm512_reduce_add_ps(self.0) }
+    }
+}
+
+impl Lanes for F64x8 {
+    const FUSED: bool = true;
+
+    #[inline(always)]
+    fn mul_add(self, a: Self, b: Self) -> Self {
+        Self(unsafe { _mm512_fmadd_pd(self.0, a.0, b.0) })
+    }
+    #[inline(always)]
+    fn at_most(self, limit: Self) -> Self {
+        // Where one is NaN, the instruction answers the second.
+        Self(unsafe { _mm512_min_pd(limit.0, self.0) })
+    }
+    #[inline(always)]
+    fn ldexp(self, n: Self, _: Self) -> Self {
+        Self(unsafe { _mm512_scalef_pd(self.0, n.0) })
+    }
+    #[inline(always)]
+    fn keep(self, count: usize, rest: f64) -> Self {
+        Self(unsafe { _mm512_mask_mov_pd(_mm512_set1_pd(rest), bits(count) as u8, self.0) })
+    }
+    #[inline(always)]
+    fn max_across(self) -> f64 {
+        unsafe { _mm512_reduce_max_pd(self.0) }
+    }
+    #[inline(always)]
+    fn sum_across(self) -> f64 {
+        unsafe { _mm512_reduce_add_pd(self.0) }
+    }
+}
+
+impl Simd for Avx2 {
+    type F32 = F32x8;
+    type F64 = F64x4;
+    type U16 = U16x8;
+
+    #[inline(always)]
+    fn f16_to_f32(x: U16x8) -> F32x8 {
+        F32x8(unsafe { _mm256_cvtph_ps(x.0) })
+    }
+    #[inline(always)]
+    fn f32_to_f16(x: F32x8) -> U16x8 {
+        U16x8(unsafe { _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x.0) })
+    }
+    #[inline(always)]
+    fn bf16_to_f32(x: U16x8) -> F32x8 {
+        F32x8(unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(x.0))) })
+    }
+    #[inline(always)]
+    fn f32_to_bf16(x: F32x8) -> U16x8 {
+        unsafe {
+            let bits = _mm256_castps_si256(x.0);
+            // To nearest: up by a half, less a little where the last bit kept is even.
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+            let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+            // A NaN keeps its upper half, made quiet: rounding could carry it into the sign.
+            let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x40_0000));
+            let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(x.0, x.0));
+            let upper = _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan));
+            U16x8(_mm_packus_epi32(_mm256_castsi256_si128(upper), _mm256_extracti128_si256::<1>(upper)))
+        }
+    }
+    #[inline(always)]
+    fn prefetch<T>(at: *const T) {
+        // An address that is not there is passed over.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn enter<R>(f: impl FnOnce() -> R) -> R {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        unsafe fn inside<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
+        // SAFETY: the CPU has them, by the caller's promise.
+        unsafe { inside(f) }
+    }
+}
+
+impl Simd for Avx512 {
+    type F32 = F32x16;
+    type F64 = F64x8;
+    type U16 = U16x16;
+
+    #[inline(always)]
+    fn f16_to_f32(x: U16x16) -> F32x16 {
+        F32x16(unsafe { _mm512_cvtph_ps(x.0) })
+    }
+    #[inline(always)]
+    fn f32_to_f16(x: F32x16) -> U16x16 {
+        U16x16(unsafe { _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x.0) })
+    }
+    #[inline(always)]
+    fn bf16_to_f32(x: U16x16) -> F32x16 {
+        F32x16(unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(x.0))) })
+    }
+    /// Not AVX512-BF16's instruction, which flushes subnormals.
+    #[inline(always)]
+    fn f32_to_bf16(x: F32x16) -> U16x16 {
+        unsafe {
+            let bits = _mm512_castps_si512(x.0);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x.0, x.0);
+            let upper = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x40_0000));
+            U16x16(_mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(upper)))
+        }
+    }
+    #[inline(always)]
+    fn prefetch<T>(at: *const T) {
+        // An address that is not there is passed over.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn enter<R>(f: impl FnOnce() -> R) -> R {
+        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+        unsafe fn inside<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
+        // SAFETY: the CPU has them, by the caller's promise.
+        unsafe { inside(f) }
+    }
+}

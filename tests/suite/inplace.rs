@@ -1,0 +1,99 @@
+//! Softmax written over its input.
+
+use crate::support::{check_result, normal, tensor, values, Op, DTYPES};
+use candle_core::{DType, Device, Result, Tensor, Var, D};
+use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
+
+/// The shapes reach every path: short lines, lines in blocks, split lines, strips, split strips.
+const SHAPES: [(usize, usize, usize); 9] = [
+    (7, 1, 1),
+    (300, 5, 1),
+    (9, 100, 1),
+    (5, 4097, 1),
+    (3, 70_001, 1),
+    (1, 300_000, 1),
+    (4, 60, 33),
+    (2, 3, 600),
+    (1, 20_000, 17),
+];
+
+#[test]
+fn any_dimension_and_dtype() -> Result<()> {
+    for (i, &(outer, len, inner)) in SHAPES.iter().enumerate() {
+        for dtype in DTYPES {
+            let shape = (outer, len, inner);
+            let xs = tensor(&normal(outer * len * inner, 3.0, i as u64), shape, dtype, &Device::Cpu)?;
+            let ys = xs.copy()?;
+            ops::softmax_inplace(&ys, 1)?;
+            check_result(Op::Softmax, &xs, 1, &ys)?;
+            assert!(values(&ys)? == values(&ops::softmax(&xs, 1)?)?, "{shape:?} {dtype:?}: not the bits of softmax");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_ops() -> Result<()> {
+    for len in [1, 40, 5000, 200_000] {
+        let xs = tensor(&normal(3 * len, 3.0, 1), (3, len), DType::F32, &Device::Cpu)?;
+        for op in [Op::Safe, Op::Online, Op::Reduce] {
+            let ys = xs.copy()?;
+            match op {
+                Op::Safe => ys.inplace_op1(&SafeSoftmax)?,
+                Op::Online => ys.inplace_op1(&OnlineSoftmax)?,
+                _ => ys.inplace_op1(&ReduceSoftmax)?,
+            }
+            check_result(op, &xs, 1, &ys)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_part_of_a_tensor_leaves_the_rest_alone() -> Result<()> {
+    let xs = tensor(&normal(6 * 100, 3.0, 2), (6, 100), DType::F32, &Device::Cpu)?;
+    let whole = xs.copy()?;
+    let part = whole.narrow(0, 2, 3)?;
+    ops::softmax_inplace(&part, D::Minus1)?;
+    check_result(Op::Softmax, &xs.narrow(0, 2, 3)?, 1, &part)?;
+    for row in [0, 1, 5] {
+        assert_eq!(values(&whole.get(row)?)?, values(&xs.get(row)?)?);
+    }
+    Ok(())
+}
+
+#[test]
+fn special_values_and_empty_tensors() -> Result<()> {
+    let inf = f32::INFINITY;
+    let xs = Tensor::new(&[[0f32, f32::NAN], [inf, 0.], [-inf, -inf], [-inf, 1.]], &Device::Cpu)?;
+    ops::softmax_inplace(&xs, 1)?;
+    let ys = xs.to_vec2::<f32>()?;
+    assert!(ys[..3].iter().flatten().all(|y| y.is_nan()), "{ys:?}");
+    assert_eq!(ys[3], [0.0, 1.0]);
+    for shape in [(0, 4), (4, 0)] {
+        ops::softmax_inplace(&Tensor::zeros(shape, DType::F32, &Device::Cpu)?, 1)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn errors() -> Result<()> {
+    let device = Device::Cpu;
+    let var = Var::new(&[[0f32, 1.], [2., 3.]], &device)?;
+    for tracked in [var.as_tensor().clone(), (var.as_tensor() * 2.0)?] {
+        let before = values(&tracked)?;
+        let error = ops::softmax_inplace(&tracked, 1).unwrap_err().to_string();
+        assert!(error.contains("softmax-inplace") && error.contains("gradients"), "{error}");
+        assert_eq!(values(&tracked)?, before);
+    }
+    let xs = Tensor::zeros((4, 6), DType::F32, &device)?;
+    for strided in [xs.t()?, xs.narrow(1, 1, 3)?, xs.narrow(0, 0, 1)?.broadcast_as((3, 6))?] {
+        let error = ops::softmax_inplace(&strided, 1).unwrap_err().to_string();
+        assert!(error.contains("contiguous") && error.contains("ops::softmax"), "{error}");
+    }
+    let error = ops::softmax_inplace(&Tensor::zeros((2, 2), DType::U32, &device)?, 1).unwrap_err().to_string();
+    assert!(error.contains("U32") && error.contains("to_dtype"), "{error}");
+    assert!(ops::softmax_inplace(&Tensor::new(1f32, &device)?, 0).is_err());
+    assert!(ops::softmax_inplace(&xs, 2).is_err());
+    Ok(())
+}
