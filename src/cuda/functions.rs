@@ -108,6 +108,8 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<CudaFunction> {
     if let Some(function) = LOADED.read().unwrap_or_else(PoisonError::into_inner).functions.get(&(ordinal, key)) {
         return Ok(function.clone());
     }
+    // The thread may have worked on another device last.
+    context.bind_to_thread().w()?;
     let Some(&(module_name, ptx)) = key.module(facts(device)?) else {
         candle_core::bail!("candle-softmax: no module was built for {key:?}")
     };
