@@ -1,6 +1,6 @@
 // Softmax of long lines on Hopper, with the line in the registers of a cluster of blocks: each element is read once and
 // written once, so the ceiling is a copy. Clusters stay and take one line after the other; while one is worked on, the next
-// is already copied to shared memory, so that the memory never waits. The blocks of a cluster exchange the maximum and
+// is already copied to shared memory, so that memory and arithmetic overlap. The blocks of a cluster exchange the maximum and
 // sum of their parts through distributed shared memory.
 #pragma once
 #include <cooperative_groups.h>
