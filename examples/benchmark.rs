@@ -15,7 +15,7 @@ use common::{Accuracy, OPS};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Time every softmax of the crate next to candle's own.
 #[derive(Parser)]
@@ -98,7 +98,7 @@ fn main() -> Result<()> {
     let args = Args::parse();
     ensure!(args.iterations > 0, "--iterations must be at least 1");
     let device = format!("{}, {}", common::device_tag(&args.device), common::device_name(&args.device)?);
-    let date = today()?;
+    let date = common::today()?;
     let mut csv = args.csv.as_deref().map(create_csv).transpose()?;
 
     println!("{device}, {date}");
@@ -242,25 +242,4 @@ fn time(args: &Args, input: &Tensor, name: &str, run: Run) -> Result<Timing> {
         mean: times.iter().sum::<f64>() / times.len() as f64,
         calls: times.len(),
     })
-}
-
-/// Today's date in UTC as YYYY-MM-DD.
-fn today() -> Result<String> {
-    let mut days = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / 86_400;
-    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-
-    let mut year = 1970;
-    while days >= 365 + u64::from(leap(year)) {
-        days -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let mut month = 1;
-    for length in [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
-    Ok(format!("{year}-{month:02}-{:02}", days + 1))
 }

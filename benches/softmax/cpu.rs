@@ -1,6 +1,6 @@
 //! Measures on the CPU, in a process of its own for each number of threads.
 
-use crate::report::{parse_csv, to_csv, today, Facts, Row};
+use crate::report::{parse_csv, to_csv, Facts, Row};
 use crate::shapes::{dim_name, shape_name, CpuShape, CANDLE, CANDLE_LAST_DIM, CPU_SHAPES, OURS, OURS_OUT};
 use crate::{check, common, median, Args};
 use anyhow::{ensure, Context, Result};
@@ -57,7 +57,7 @@ fn measure(args: &Args) -> Result<Vec<Row>> {
     let device = common::device_name(&Device::Cpu)?;
     // The number of threads has a column of its own.
     let device = device.split(" (").next().unwrap_or_default().to_string();
-    let facts = Facts { device, driver: String::new(), toolkit: String::new(), date: today()? };
+    let facts = Facts { device, driver: String::new(), toolkit: String::new(), date: crate::common::today()? };
     let threads = rayon::current_num_threads();
     let mut rows = Vec::new();
     for shape in CPU_SHAPES.iter().filter(|shape| args.wants(shape.dims)) {

@@ -1,6 +1,6 @@
 //! Measures on a CUDA device.
 
-use crate::report::{today, write_csv, Facts, Row, FIRST_CALL};
+use crate::report::{write_csv, Facts, Row, FIRST_CALL};
 use crate::shapes::{dim_name, Shape, CANDLE, CANDLE_LAST_DIM, GPU_SHAPES, OURS};
 use crate::{check, median, Args};
 use anyhow::{bail, ensure, Context, Result};
@@ -515,7 +515,7 @@ fn facts(device: &Device) -> Result<Facts> {
         device: context.name()?,
         driver: from_file.or_else(from_tool).unwrap_or_else(|| "unknown".into()),
         toolkit: format!("CUDA {}.{}", CUDA_VERSION / 1000, CUDA_VERSION % 1000 / 10),
-        date: today()?,
+        date: crate::common::today()?,
     })
 }
 

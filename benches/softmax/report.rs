@@ -7,7 +7,6 @@ use anyhow::{bail, Context, Result};
 use candle_core::DType;
 use std::fmt::Write as _;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// One implementation timed on one tensor; times are in microseconds a call.
 #[derive(Clone, Debug, Default)]
@@ -539,24 +538,4 @@ fn print_cpu(rows: &[Row], peers: &[Row]) {
     println!();
     table.print();
     println!("\ntargets met: {met} of {compared} with both figures at hand, {} in all", table.rows.len());
-}
-
-/// Today's date in UTC as YYYY-MM-DD.
-pub fn today() -> Result<String> {
-    let mut days = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / 86_400;
-    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    let mut year = 1970;
-    while days >= 365 + u64::from(leap(year)) {
-        days -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let mut month = 1;
-    for length in [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
-    Ok(format!("{year}-{month:02}-{:02}", days + 1))
 }

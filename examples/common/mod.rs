@@ -10,6 +10,7 @@ use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
 use indicatif::{ProgressBar, ProgressStyle};
 use rand::{rngs::StdRng, Rng, SeedableRng};
 use rayon::prelude::*;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Reads `cpu`, `cuda` or `cuda:N`.
 pub fn parse_device(text: &str) -> Result<Device> {
@@ -297,4 +298,25 @@ impl Bound {
             error
         }
     }
+}
+
+/// Today's date in UTC as YYYY-MM-DD.
+pub fn today() -> Result<String> {
+    let mut days = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / 86_400;
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+
+    let mut year = 1970;
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let mut month = 1;
+    for length in [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    Ok(format!("{year}-{month:02}-{:02}", days + 1))
 }
