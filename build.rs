@@ -50,10 +50,7 @@ mod cuda {
         let mut modules =
             String::from("/// (name, PTX) of every module.\npub(super) static MODULES: &[(&str, &str)] = &[\n");
         for capability in [75, 90] {
-            let folder = out_dir.join(format!("sm_{capability}"));
-            // PTX that is newer than its source would be kept, although a header may be newer still.
-            let _ = std::fs::remove_dir_all(&folder);
-            std::fs::create_dir_all(&folder).expect("OUT_DIR can be written to");
+            let folder = empty_folder(out_dir.join(format!("sm_{capability}")));
             // A module of its own for each dtype and output keeps what the driver compiles at a first call small.
             let mut sources = vec![];
             for (_, source, dtypes) in KERNELS.iter().filter(|kernel| kernel.0 == capability) {
@@ -81,10 +78,15 @@ mod cuda {
         modules.push_str("];\n");
         std::fs::write(out_dir.join("modules.rs"), modules).expect("OUT_DIR can be written to");
         // For the unit tests alone
-        let folder = out_dir.join("tests");
+        let folder = empty_folder(out_dir.join("tests"));
+        build(&toolkit, 75, folder, vec![root.join("kernels/tests/state_cases.cu")]);
+    }
+
+    /// PTX that is newer than its source would be kept, although a header may be newer still.
+    fn empty_folder(folder: PathBuf) -> PathBuf {
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).expect("OUT_DIR can be written to");
-        build(&toolkit, 75, folder, vec![root.join("kernels/tests/state_cases.cu")]);
+        folder
     }
 
     fn build(toolkit: &Path, capability: usize, out_dir: PathBuf, sources: Vec<PathBuf>) {

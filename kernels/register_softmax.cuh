@@ -84,12 +84,7 @@ struct RegisterLine {
             x[i] = Output::keep(shifted, e);
             sums[i % SIZE] = i < SIZE ? e : sums[i % SIZE] + e;
         }
-#pragma unroll
-        for (int half = SIZE / 2; half > 0; half /= 2) {
-#pragma unroll
-            for (int i = 0; i < half; i++) sums[i] += sums[i + half];
-        }
-        return sums[0];
+        return pairwise_sum(sums);
     }
 
     template <typename Output>

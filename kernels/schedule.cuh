@@ -11,18 +11,23 @@ __device__ __forceinline__ R max_of(const R (&tile)[TILE]) {
     return max;
 }
 
-// The sum of exp(x - reference), added two by two.
+// The sum of the terms, added two by two, which uses them up.
+template <int COUNT, typename R>
+__device__ __forceinline__ R pairwise_sum(R (&terms)[COUNT]) {
+#pragma unroll
+    for (int half = COUNT / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (int k = 0; k < half; k++) terms[k] += terms[k + half];
+    }
+    return terms[0];
+}
+
 template <int TILE, typename R>
 __device__ __forceinline__ R exp_sum(const R (&tile)[TILE], R reference) {
     R terms[TILE];
 #pragma unroll
     for (int k = 0; k < TILE; k++) terms[k] = exponential(tile[k] - reference);
-#pragma unroll
-    for (int half = TILE / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (int k = 0; k < half; k++) terms[k] += terms[k + half];
-    }
-    return terms[0];
+    return pairwise_sum(terms);
 }
 
 // Two passes: the maximum, then the sum.

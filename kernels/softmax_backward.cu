@@ -30,12 +30,7 @@ __device__ __forceinline__ auto sum_of_terms(const StridedLine& line, const Op& 
     using R = typename Op::R;
     auto total = CompensatedSum<R>::empty();
     line.each_tile(R(0), [&](int64_t i) { return op.term(i); }, [&](R (&tile)[StridedLine::TILE]) {
-#pragma unroll
-        for (int half = StridedLine::TILE / 2; half > 0; half /= 2) {
-#pragma unroll
-            for (int k = 0; k < half; k++) tile[k] += tile[k + half];
-        }
-        total.add(tile[0]);
+        total.add(pairwise_sum(tile));
     });
     return total;
 }

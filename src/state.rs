@@ -6,7 +6,7 @@
 //! `tests/state_cases.txt`.
 //!
 //! Two things keep d exact over lines of any length:
-//! - r is m rounded to a multiple of [`GRID`], so it moves rarely, the states of two parts of a line nearly always share
+//! - r is m rounded to a multiple of [`GRID`](Real::GRID), so it moves rarely, the states of two parts of a line nearly always share
 //!   it, and each time it does move the old sum shrinks by e⁸ or more: errors of rescaling cannot pile up.
 //! - d is a compensated sum (Knuth's two-sum) of short partial sums.
 
@@ -24,6 +24,8 @@ pub(crate) trait Number:
     fn splat(x: Self::Real) -> Self;
     /// The greater of the two, lane by lane; a NaN in `self` is passed over (it reaches the result through the sum).
     fn or_greater(self, max: Self) -> Self;
+    /// The lesser of the two, lane by lane, and NaN for NaN.
+    fn at_most(self, limit: Self) -> Self;
     /// 0 in place of NaN.
     fn nan_to_zero(self) -> Self;
     /// exp(x) for x up to [`MAX_EXP`](crate::cpu::exp::MAX_EXP).
@@ -39,13 +41,12 @@ pub(crate) trait Real: Number<Real = Self> + PartialOrd {
     const NEG_INFINITY: Self;
     /// The lowest finite number.
     const LOWEST: Self;
-    /// A number so large that its neighbours are [`GRID`] apart: adding it rounds to the grid.
+    /// The reference moves in steps of this.
+    const GRID: Self;
+    /// A number so large that its neighbours are [`GRID`](Self::GRID) apart: adding it rounds to the grid.
     const COARSE: Self;
     fn ln(self) -> Self;
 }
-
-/// The reference moves in steps of this.
-const GRID: f32 = 8.0;
 
 macro_rules! real {
     ($real:ident, $exp:path) => {
@@ -61,6 +62,14 @@ macro_rules! real {
                     self
                 } else {
                     max
+                }
+            }
+            #[inline(always)]
+            fn at_most(self, limit: Self) -> Self {
+                if limit < self {
+                    limit
+                } else {
+                    self
                 }
             }
             #[inline(always)]
@@ -86,7 +95,8 @@ macro_rules! real {
             const ONE: Self = 1.0;
             const NEG_INFINITY: Self = $real::NEG_INFINITY;
             const LOWEST: Self = $real::MIN;
-            const COARSE: Self = 1.5 * GRID as $real / $real::EPSILON;
+            const GRID: Self = 8.0;
+            const COARSE: Self = 1.5 * Self::GRID / $real::EPSILON;
             fn ln(self) -> Self {
                 $real::ln(self)
             }
@@ -157,8 +167,10 @@ impl<N: Number> SoftmaxState<N> {
     /// so that exp(−inf − r) is 0 and a NaN survives.
     #[inline(always)]
     fn reference_for(max: N) -> N {
-        let coarse = N::splat(N::Real::COARSE);
-        (max.or_greater(N::splat(N::Real::LOWEST)) + coarse) - coarse
+        let (coarse, grid) = (N::splat(N::Real::COARSE), N::splat(N::Real::GRID));
+        let max = max.or_greater(N::splat(N::Real::LOWEST));
+        // Numbers so large that their neighbours are further apart than the grid round further off than that.
+        ((max + coarse) - coarse).at_most(max + grid).or_greater(max - grid)
     }
 
     #[inline(always)]

@@ -78,9 +78,6 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
     /// The first `count` lanes, and `rest` in the others.
     fn keep(self, count: usize, rest: Self::Real) -> Self;
 
-    /// The lesser of the two, and NaN for NaN.
-    fn at_most(self, limit: Self) -> Self;
-
     fn max_across(self) -> Self::Real;
     fn sum_across(self) -> Self::Real;
 }
@@ -175,6 +172,10 @@ macro_rules! portable_lanes {
                 Self(from_fn(|i| self.0[i].or_greater(max.0[i])))
             }
             #[inline(always)]
+            fn at_most(self, limit: Self) -> Self {
+                Self(from_fn(|i| self.0[i].at_most(limit.0[i])))
+            }
+            #[inline(always)]
             fn nan_to_zero(self) -> Self {
                 Self(self.0.map(Number::nan_to_zero))
             }
@@ -208,10 +209,6 @@ macro_rules! portable_lanes {
             #[inline(always)]
             fn keep(self, count: usize, rest: $real) -> Self {
                 Self(from_fn(|i| if i < count { self.0[i] } else { rest }))
-            }
-            #[inline(always)]
-            fn at_most(self, limit: Self) -> Self {
-                Self(from_fn(|i| if limit.0[i] < self.0[i] { limit.0[i] } else { self.0[i] }))
             }
             #[inline(always)]
             fn max_across(self) -> $real {

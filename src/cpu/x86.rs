@@ -41,7 +41,7 @@ pub(crate) struct U16x16(__m256i);
 
 /// What differs between the vectors in the names of the instructions only.
 macro_rules! vector {
-    ($Vector:ident, $real:ident, $exp:ident, $set1:ident, $add:ident, $sub:ident, $mul:ident, $div:ident, $max:ident,
+    ($Vector:ident, $real:ident, $exp:ident, $set1:ident, $add:ident, $sub:ident, $mul:ident, $div:ident, $max:ident, $min:ident,
      |$x:ident, $y:ident| nan_to_zero: $nan_to_zero:expr, differs: $differs:expr) => {
         vector!($Vector, Add, add, $add);
         vector!($Vector, Sub, sub, $sub);
@@ -61,6 +61,12 @@ macro_rules! vector {
                 // Where one is NaN, the instruction answers the second.
                 // SAFETY: the CPU has the instructions of the type.
                 Self(unsafe { $max(self.0, max.0) })
+            }
+            #[inline(always)]
+            fn at_most(self, limit: Self) -> Self {
+                // Where one is NaN, the instruction answers the second.
+                // SAFETY: the CPU has the instructions of the type.
+                Self(unsafe { $min(limit.0, self.0) })
             }
             #[inline(always)]
             fn nan_to_zero(self) -> Self {
@@ -93,22 +99,22 @@ macro_rules! vector {
 }
 
 vector!(
-    F32x8, f32, exp_f32, _mm256_set1_ps, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_div_ps, _mm256_max_ps,
+    F32x8, f32, exp_f32, _mm256_set1_ps, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_div_ps, _mm256_max_ps, _mm256_min_ps,
     |x, y| nan_to_zero: _mm256_and_ps(x, _mm256_cmp_ps::<_CMP_ORD_Q>(x, x)),
     differs: _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_NEQ_UQ>(x, y)) != 0
 );
 vector!(
-    F64x4, f64, exp_f64, _mm256_set1_pd, _mm256_add_pd, _mm256_sub_pd, _mm256_mul_pd, _mm256_div_pd, _mm256_max_pd,
+    F64x4, f64, exp_f64, _mm256_set1_pd, _mm256_add_pd, _mm256_sub_pd, _mm256_mul_pd, _mm256_div_pd, _mm256_max_pd, _mm256_min_pd,
     |x, y| nan_to_zero: _mm256_and_pd(x, _mm256_cmp_pd::<_CMP_ORD_Q>(x, x)),
     differs: _mm256_movemask_pd(_mm256_cmp_pd::<_CMP_NEQ_UQ>(x, y)) != 0
 );
 vector!(
-    F32x16, f32, exp_f32, _mm512_set1_ps, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_div_ps, _mm512_max_ps,
+    F32x16, f32, exp_f32, _mm512_set1_ps, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_div_ps, _mm512_max_ps, _mm512_min_ps,
     |x, y| nan_to_zero: _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x), x),
     differs: _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(x, y) != 0
 );
 vector!(
-    F64x8, f64, exp_f64, _mm512_set1_pd, _mm512_add_pd, _mm512_sub_pd, _mm512_mul_pd, _mm512_div_pd, _mm512_max_pd,
+    F64x8, f64, exp_f64, _mm512_set1_pd, _mm512_add_pd, _mm512_sub_pd, _mm512_mul_pd, _mm512_div_pd, _mm512_max_pd, _mm512_min_pd,
     |x, y| nan_to_zero: _mm512_maskz_mov_pd(_mm512_cmp_pd_mask::<_CMP_ORD_Q>(x, x), x),
     differs: _mm512_cmp_pd_mask::<_CMP_NEQ_UQ>(x, y) != 0
 );
@@ -211,11 +217,6 @@ impl Lanes for F32x8 {
         Self(unsafe { _mm256_fmadd_ps(self.0, a.0, b.0) })
     }
     #[inline(always)]
-    fn at_most(self, limit: Self) -> Self {
-        // Where one is NaN, the instruction answers the second.
-        Self(unsafe { _mm256_min_ps(limit.0, self.0) })
-    }
-    #[inline(always)]
     fn ldexp(self, _: Self, shifted: Self) -> Self {
         let power = unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(shifted.0))) };
         self * Self(power) * Self::splat(UNBIAS_F32)
@@ -250,11 +251,6 @@ impl Lanes for F64x4 {
         Self(unsafe { _mm256_fmadd_pd(self.0, a.0, b.0) })
     }
     #[inline(always)]
-    fn at_most(self, limit: Self) -> Self {
-        // Where one is NaN, the instruction answers the second.
-        Self(unsafe { _mm256_min_pd(limit.0, self.0) })
-    }
-    #[inline(always)]
     fn ldexp(self, _: Self, shifted: Self) -> Self {
         let power = unsafe { _mm256_castsi256_pd(_mm256_slli_epi64::<52>(_mm256_castpd_si256(shifted.0))) };
         self * Self(power) * Self::splat(UNBIAS_F64)
@@ -287,11 +283,6 @@ impl Lanes for F32x16 {
         Self(unsafe { _mm512_fmadd_ps(self.0, a.0, b.0) })
     }
     #[inline(always)]
-    fn at_most(self, limit: Self) -> Self {
-        // Where one is NaN, the instruction answers the second.
-        Self(unsafe { _mm512_min_ps(limit.0, self.0) })
-    }
-    #[inline(always)]
     fn ldexp(self, n: Self, _: Self) -> Self {
         Self(unsafe { _mm512_scalef_ps(self.0, n.0) })
     }
@@ -315,11 +306,6 @@ impl Lanes for F64x8 {
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
         Self(unsafe { _mm512_fmadd_pd(self.0, a.0, b.0) })
-    }
-    #[inline(always)]
-    fn at_most(self, limit: Self) -> Self {
-        // Where one is NaN, the instruction answers the second.
-        Self(unsafe { _mm512_min_pd(limit.0, self.0) })
     }
     #[inline(always)]
     fn ldexp(self, n: Self, _: Self) -> Self {

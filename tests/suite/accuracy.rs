@@ -12,6 +12,7 @@ fn lines(len: usize) -> Vec<(&'static str, Vec<f64>)> {
         ("rising slowly", at(|t| t * 12.0)),
         ("rising fast", at(|t| t * 5000.0)),
         ("falling", at(|t| -t * 100.0)),
+        ("just below 2^31", (0..len).map(|i| 2_147_483_520.0 - 128.0 * (i % 2) as f64).collect()),
         ("far below zero", at(|t| -1000.0 - 3.0 * (t * 1e4).sin())),
         ("two levels", (0..len).map(|i| if i % 1000 == 999 { 9.0 } else { -0.7 }).collect()),
     ]
