@@ -248,10 +248,12 @@ impl<T: Element> Softmax<'_, T> {
             );
             let moved = |&(_, reference): &(_, &T::Real)| reference.differs(state.reference());
             for ((start, len), &reference) in blocks::<T::Lanes<S>>(0..len).zip(&references).filter(moved) {
-                let factor = T::Lanes::<S>::splat((reference - state.reference()).exp());
+                // In two halves: the whole factor may be 0 where what it scales, and the sum divides, is still a number.
+                let half = (reference - state.reference()) / (T::Real::ONE + T::Real::ONE);
+                let factor = T::Lanes::<S>::splat(half.exp());
                 for i in (start..start + len).step_by(T::Lanes::<S>::COUNT) {
                     let count = T::Lanes::<S>::COUNT.min(start + len - i);
-                    (T::Lanes::<S>::get(kept.add(i), count) * factor).put(kept.add(i), count);
+                    (T::Lanes::<S>::get(kept.add(i), count) * factor * factor).put(kept.add(i), count);
                 }
             }
             let scale = T::Lanes::<S>::splat(T::Real::ONE / state.sum());

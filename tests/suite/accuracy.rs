@@ -100,6 +100,15 @@ fn subnormal_results() -> Result<()> {
                 check(op, &xs.t()?.contiguous()?, 0)?;
             }
         }
+        // The maximum comes last, long after the small ones were taken relative to another.
+        for max in [60.0, 61.5, 64.0] {
+            let line: Vec<f64> =
+                (0..16_000).map(|i| if i < 15_999 { max - 98.4 - (i % 7) as f64 * 0.1 } else { max }).collect();
+            let xs = tensor(&line, (1, line.len()), DType::F32, &device)?;
+            for op in Op::ALL {
+                check(op, &xs, 1)?;
+            }
+        }
         let line: Vec<f64> = (0..7600).map(|i| -i as f64 / 10.0).collect();
         let xs = tensor(&line, (1, line.len()), DType::F64, &device)?;
         for op in Op::ALL {
