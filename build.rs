@@ -13,23 +13,33 @@ mod cuda {
     use std::path::{Path, PathBuf};
 
     const ALL: &[&str] = &["f32", "f64", "f16", "bf16"];
-    const BF16: &[&str] = &["bf16"];
+    const HALF: &[&str] = &["f16", "bf16"];
 
     /// (compute capability, source without its ending, dtypes). Everything runs since Turing, but what needs Hopper's own
-    /// instructions: clusters, and conversions to bf16, which take one instruction there and many before.
+    /// instructions: clusters, kernels that start before the one they depend on ends, and arithmetic and conversions of half
+    /// precision, which take one instruction there and many before.
     const KERNELS: &[(usize, &str, &[&str])] = &[
         (75, "kernels/safe_softmax", ALL),
         (75, "kernels/online_softmax", ALL),
         (75, "kernels/reduce_softmax", ALL),
         (75, "kernels/softmax_backward", ALL),
-        (75, "kernels/register_softmax", ALL),
-        (75, "kernels/register_any_softmax", ALL),
+        (75, "kernels/warp_softmax", ALL),
+        (75, "kernels/block_softmax", ALL),
+        (75, "kernels/block_any_softmax", ALL),
         (75, "kernels/column_softmax", ALL),
+        (75, "kernels/column_any_softmax", ALL),
         (75, "kernels/split_softmax", ALL),
-        (90, "kernels/register_softmax", BF16),
-        (90, "kernels/register_any_softmax", BF16),
+        (75, "kernels/split_any_softmax", ALL),
+        (90, "kernels/warp_softmax", HALF),
+        (90, "kernels/block_softmax", HALF),
+        (90, "kernels/block_any_softmax", HALF),
         (90, "kernels/column_softmax", ALL),
+        (90, "kernels/column_any_softmax", ALL),
+        (90, "kernels/split_softmax", ALL),
+        (90, "kernels/split_any_softmax", ALL),
         (90, "kernels/hopper/cluster_softmax", ALL),
+        (90, "kernels/hopper/cluster_long_softmax", HALF),
+        (90, "kernels/hopper/cluster_any_softmax", ALL),
     ];
 
     pub fn compile_kernels() {

@@ -3,113 +3,177 @@
 // SIZE elements, rows of threads take rows of the strip, ROWS of them each. On Hopper a cluster of blocks shares a strip
 // whose lines are too long for one.
 #pragma once
-#if __CUDA_ARCH__ >= 900
-#include <cooperative_groups.h>
-#endif
-
+#include "exchange.cuh"
 #include "pack.cuh"
 #include "reduce.cuh"
 #include "schedule.cuh"
 
-constexpr int MAX_COLUMNS = 64;  // of a strip
-constexpr int MAX_STRIP_CLUSTER = 8;
+// The merge of `count` parts of one column that stand `columns` apart.
+template <typename R>
+__device__ __forceinline__ Normalizer<R> merge_column(const Normalizer<R>* parts, int count, int columns) {
+    R max = negative_infinity<R>(), sum = 0;
+#pragma unroll 4
+    for (int i = 0; i < count; i++) max = greater(max, parts[i * columns].max);
+    const R reference = part_reference(max);
+#pragma unroll 4
+    for (int i = 0; i < count; i++) sum += parts[i * columns].sum * quick_exponential(parts[i * columns].max - reference);
+    return {max, sum};
+}
 
-// `across` is a power of two up to 32, and across * SIZE at most MAX_COLUMNS.
-template <typename T, template <typename> class Output, int SIZE, int ROWS>
-__device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int64_t inner, int across) {
+// 2^shift packs lie side by side, up to a warp. LOADS: elements read at once; fewer than SIZE where rows are not whole packs or
+// the input starts elsewhere in a pack than the output. Shared memory: (warps + blocks + 1) x columns states.
+template <typename T, template <typename> class Output, int SIZE, int LOADS, int ROWS>
+__device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int64_t inner, int shift) {
     using R = Real<T>;
-    using P = Pack<T, SIZE>;
-    __shared__ Normalizer<R> of_warp[MAX_COLUMNS * 33];  // column * 33 + warp
-    __shared__ Normalizer<R> of_block[MAX_STRIP_CLUSTER * MAX_COLUMNS], of_line[MAX_COLUMNS];
+    extern __shared__ uint4 shared[];
     int blocks = 1, rank = 0;
 #if __CUDA_ARCH__ >= 900
-    const auto cluster = cooperative_groups::this_cluster();
-    blocks = cluster.num_blocks();
-    rank = cluster.block_rank();
+    blocks = ClusterExchange<R>::blocks();
+    rank = ClusterExchange<R>::rank();
+    if (blocks > 1) ClusterExchange<R>::begin();
 #endif
+    const int across = 1 << shift, column = threadIdx.x & (across - 1), columns = across * SIZE;
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int down = blockDim.x / across, column = threadIdx.x % across, columns = across * SIZE;
-    const int packs = static_cast<int>(inner / SIZE), strips = (packs + across - 1) / across;
-    const unsigned strip = blockIdx.x / blocks;
-    const int64_t outer = strip / strips;
-    const int pack = strip % strips * across + column;
-    const int rows = static_cast<int>(len), row = rank * down * ROWS + threadIdx.x / across;
-    const int64_t start = (outer * len + row) * packs + pack, step = int64_t(down) * packs;
-    const P* from = reinterpret_cast<const P*>(x) + start;
-    P* to = reinterpret_cast<P*>(y) + start;
-    const int mine = pack < packs ? (rows - row + down - 1) / down : 0;  // rows of this thread
+    const int down = blockDim.x >> shift;
+    auto* of_warp = reinterpret_cast<Normalizer<R>*>(shared);
+    auto* of_block = of_warp + warps * columns;
+    auto* of_line = of_block + blocks * columns;
+    const int strips = static_cast<int>(((inner + SIZE - 1) / SIZE + across - 1) >> shift);
+    const unsigned strip = blockIdx.x / blocks, outer = strip / strips;
+    const int first = (strip - outer * strips) * columns + column * SIZE;  // the thread's first column
+    const int row = rank * down + (threadIdx.x >> shift);
+    const int mine = first < inner ? int(len) - row : 0;  // rows from here on
+    const int64_t start = (outer * len + row) * inner + first;
+    int step = blocks * down;
+    int64_t jump = step * inner;
 
-    R held[ROWS][SIZE];
+    constexpr int PER_UNIT = Element<T>::PER_UNIT, UNITS = SIZE / PER_UNIT;
+    constexpr bool KEEPS = PER_UNIT == 1;
+    Unit<T> held[ROWS * UNITS];
+    x += start;
+    int left = mine;
 #pragma unroll
-    for (int k = 0; k < ROWS; k++) {
-        if (k < mine) {
-            widen(load_streaming(from + k * step), held[k]);
-        } else {
+    for (int k = 0; k < ROWS; k++, x += jump, left -= step) {
+        Pack<T, SIZE> pack;
 #pragma unroll
-            for (int i = 0; i < SIZE; i++) held[k][i] = negative_infinity<R>();
+        for (auto& unit : pack.units) unit = no_elements<T>();
+        if (left > 0) {
+            if constexpr (LOADS == SIZE) {
+                pack = load_streaming(reinterpret_cast<const Pack<T, SIZE>*>(x));
+            } else {
+#pragma unroll
+                for (int i = 0; i < UNITS; i++) {
+                    pack.units[i].x = x[i * 2];
+                    if (first + i * 2 + 1 < inner) pack.units[i].y = x[i * 2 + 1];
+                }
+            }
         }
+#pragma unroll
+        for (int i = 0; i < UNITS; i++) held[k * UNITS + i] = pack.units[i];
     }
     // The maximum of a column in this warp, and the sum relative to it.
     R max[SIZE], sum[SIZE];
 #pragma unroll
-    for (int i = 0; i < SIZE; i++) {
-        max[i] = held[0][i];
+    for (int u = 0; u < UNITS; u++) {
+        Unit<T> greatest = held[u];
 #pragma unroll
-        for (int k = 1; k < ROWS; k++) max[i] = greater(max[i], held[k][i]);
-#pragma unroll
-        for (int mask = 16; mask > 0; mask /= 2) {
-            if (mask >= across) max[i] = greater(max[i], __shfl_xor_sync(~0u, max[i], mask));
-        }
-        const R reference = part_reference(max[i]);
-        sum[i] = 0;
-#pragma unroll
-        for (int k = 0; k < ROWS; k++) {
-            const R shifted = held[k][i] - reference;
-            const R e = Element<T>::exponential(shifted);
-            held[k][i] = Output<R>::keep(shifted, e);
-            sum[i] += e;
-        }
+        for (int k = 1; k < ROWS; k++) greatest = greater(greatest, held[k * UNITS + u]);
 #pragma unroll
         for (int mask = 16; mask > 0; mask /= 2) {
-            if (mask >= across) sum[i] += __shfl_xor_sync(~0u, sum[i], mask);
+            if (mask >= across) greatest = greater(greatest, __shfl_xor_sync(~0u, greatest, mask));
+        }
+#pragma unroll
+        for (int i = 0; i < PER_UNIT; i++) {
+            const int c = u * PER_UNIT + i;
+            max[c] = Element<T>::of_unit(greatest, i);
+            const R reference = part_reference(max[c]);
+            sum[c] = 0;
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) {
+                const R shifted = Element<T>::of_unit(held[k * UNITS + u], i) - reference;
+                const R e = Element<T>::exponential(shifted);
+                if constexpr (KEEPS) held[k * UNITS + u] = Output<R>::keep(shifted, e);
+                sum[c] += e;
+            }
+#pragma unroll
+            for (int mask = 16; mask > 0; mask /= 2) {
+                if (mask >= across) sum[c] += __shfl_xor_sync(~0u, sum[c], mask);
+            }
         }
     }
-    // The first `across` lanes of each warp hold its columns; then a warp merges a column, a lane each warp's.
+    // The first `across` lanes of each warp hold its columns; then a thread merges a column.
     if (lane < across) {
 #pragma unroll
-        for (int i = 0; i < SIZE; i++) of_warp[(column * SIZE + i) * 33 + warp] = {max[i], sum[i] * unscale<T>()};
+        for (int i = 0; i < SIZE; i++) of_warp[warp * columns + column * SIZE + i] = {max[i], sum[i] * unscale<T>()};
     }
+    __syncthreads();
 #if __CUDA_ARCH__ >= 900
     if (blocks > 1) {
-        cluster.sync();  // and every block is there to be written to
-        for (int c = warp; c < columns; c += warps) {
-            const auto part = merge_parts(of_warp + c * 33, warps, 1);
-            if (lane < blocks) *cluster.map_shared_rank(of_block + rank * MAX_COLUMNS + c, lane) = part;
+        ClusterExchange<R>::wait();
+        for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+            const auto part = merge_column(of_warp + c, warps, columns);
+            for (int block = 0; block < blocks; block++) ClusterExchange<R>::write_to(block, of_block + rank * columns + c, part);
         }
-        cluster.sync();
-        for (int c = warp; c < columns; c += warps) {
-            const auto line = merge_parts(of_block + c, blocks, MAX_COLUMNS);
-            if (lane == 0) of_line[c] = line;
-        }
-        __syncthreads();
+        ClusterExchange<R>::sync();
     } else
 #endif
     {
-        __syncthreads();
-        for (int c = warp; c < columns; c += warps) {
-            const auto line = merge_parts(of_warp + c * 33, warps, 1);
-            if (lane == 0) of_line[c] = line;
+        of_block = of_warp;
+        blocks = warps;
+    }
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        const auto line = merge_column(of_block + c, blocks, columns);
+        of_line[c] = {line.max, Output<R>::term(line)};
+    }
+    __syncthreads();
+    // What is to be computed again must not be kept from the first time: elements, and the places of their rows.
+    if constexpr (!KEEPS) {
+#pragma unroll
+        for (auto& unit : held) forget(unit);
+    }
+    asm volatile("" : "+l"(jump), "+r"(step));
+    R term[SIZE];
+#pragma unroll
+    for (int c = 0; c < SIZE; c++) {
+        term[c] = Output<R>::term_of_part(max[c], of_line[column * SIZE + c], unscale<T>());
+        max[c] = part_reference(max[c]);
+    }
+    // Whether packs may be stored whole
+    const bool whole = LOADS == SIZE || (inner % SIZE == 0 && reinterpret_cast<uintptr_t>(y) % (SIZE * sizeof(T)) == 0);
+    y += start;
+    left = mine;
+#pragma unroll
+    for (int k = 0; k < ROWS; k++, y += jump, left -= step) {
+        Pack<T, SIZE> pack;
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            R result[PER_UNIT];
+#pragma unroll
+            for (int i = 0; i < PER_UNIT; i++) {
+                R kept = Element<T>::of_unit(held[k * UNITS + u], i);
+                const int c = u * PER_UNIT + i;
+                if constexpr (!KEEPS) kept = Output<R>::keep(kept - max[c], Element<T>::exponential(kept - max[c]));
+                result[i] = Output<R>(term[c]).of_kept(kept);
+            }
+            pack.units[u] = Element<T>::to_unit(result);
         }
-        __syncthreads();
-    }
+        if (left > 0) {
+            if (whole) {
+                store_streaming(reinterpret_cast<Pack<T, SIZE>*>(y), pack);
+            } else if constexpr (LOADS < SIZE) {
 #pragma unroll
-    for (int i = 0; i < SIZE; i++) {
-        const auto output = Output<R>::of_part(max[i], of_line[column * SIZE + i], unscale<T>());
-#pragma unroll
-        for (int k = 0; k < ROWS; k++) held[k][i] = output.of_kept(held[k][i]);
-    }
-#pragma unroll
-    for (int k = 0; k < ROWS; k++) {
-        if (k < mine) store_streaming(to + k * step, narrow<T, SIZE>(held[k]));
+                for (int i = 0; i < UNITS; i++) {
+                    y[i * 2] = pack.units[i].x;
+                    if (first + i * 2 + 1 < inner) y[i * 2 + 1] = pack.units[i].y;
+                }
+            }
+        }
     }
 }
+
+// BLOCKS: that a multiprocessor shall hold of THREADS threads each, which bounds the registers.
+#define COLUMN_KERNEL(name, dtype, T, Output, SIZE, LOADS, ROWS, THREADS, BLOCKS) \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                 \
+        name##_##dtype(const T* x, T* y, int64_t len, int64_t inner, int shift) { \
+        column_lines<T, Output, SIZE, LOADS, ROWS>(x, y, len, inner, shift);      \
+    }

@@ -3,23 +3,53 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cstdint>
+
 __device__ __forceinline__ float exponential(float x) { return expf(x); }  // 1 ulp, subnormal results kept
 // Those of double are hundreds of instructions long: a call keeps the kernels small.
 __device__ __noinline__ double exponential(double x) { return exp(x); }
 
+// Within a relative 3e-7 + 8e-8 |x|: two roundings of the argument, then 2 ulp. Subnormal results are kept.
+__device__ __forceinline__ float quick_exponential(float x) {
+    float y;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+    return y;
+}
+__device__ __forceinline__ double quick_exponential(double x) { return exponential(x); }
+
+// A dtype: what it is computed in, and how. A unit is what a register holds of it: one element, or two neighbours of half
+// precision. exponential(x) gives exp(x) times EXP_SCALE.
 template <typename T>
-struct Element {  // float and double are computed in as they are
+struct Element;
+
+// float and double are computed in as they are.
+template <typename T>
+struct WideElement {
     using Real = T;
-    // exponential(x) gives exp(x) times this.
+    using Unit = T;
+    static constexpr int PER_UNIT = 1;
     static constexpr float EXP_SCALE = 1;
-    static __device__ __forceinline__ T exponential(T x) { return ::exponential(x); }
     static __device__ __forceinline__ T read(T x) { return x; }
     static __device__ __forceinline__ T write(T x) { return x; }
+    static __device__ __forceinline__ T of_unit(T unit, int) { return unit; }
+    static __device__ __forceinline__ T to_unit(const T (&x)[1]) { return x[0]; }
+};
+
+template <>
+struct Element<double> : WideElement<double> {
+    static __device__ __forceinline__ double exponential(double x) { return ::exponential(x); }
+};
+
+template <>
+struct Element<float> : WideElement<float> {
+    static __device__ __forceinline__ float exponential(float x) { return quick_exponential(x); }
 };
 
 // For half precision: 2^8 exp(x) within 1e-6 in two instructions. ex2.approx.ftz flushes subnormal results, and the factor
 // keeps out of there what is still a number in bf16.
-struct HalfExponential {
+struct HalfElement {
+    using Real = float;
+    static constexpr int PER_UNIT = 2;
     static constexpr float EXP_SCALE = 256;
     static __device__ __forceinline__ float exponential(float x) {
         float y;
@@ -29,21 +59,42 @@ struct HalfExponential {
 };
 
 template <>
-struct Element<__half> : HalfExponential {
-    using Real = float;
+struct Element<__half> : HalfElement {
+    using Unit = __half2;
     static __device__ __forceinline__ float read(__half x) { return __half2float(x); }
     static __device__ __forceinline__ __half write(float x) { return __float2half_rn(x); }
+    static __device__ __forceinline__ float of_unit(__half2 unit, int i) { return i ? __high2float(unit) : __low2float(unit); }
+    static __device__ __forceinline__ __half2 to_unit(const float (&x)[2]) { return __floats2half2_rn(x[0], x[1]); }
 };
 
 template <>
-struct Element<__nv_bfloat16> : HalfExponential {
-    using Real = float;
+struct Element<__nv_bfloat16> : HalfElement {
+    using Unit = __nv_bfloat162;
     static __device__ __forceinline__ float read(__nv_bfloat16 x) { return __bfloat162float(x); }
     static __device__ __forceinline__ __nv_bfloat16 write(float x) { return __float2bfloat16_rn(x); }
+    static __device__ __forceinline__ float of_unit(__nv_bfloat162 unit, int i) {
+        const uint32_t bits = reinterpret_cast<const uint32_t&>(unit);
+        return __uint_as_float(i ? bits & 0xffff0000u : bits << 16);
+    }
+    static __device__ __forceinline__ __nv_bfloat162 to_unit(const float (&x)[2]) {
+#if __CUDA_ARCH__ >= 800
+        return __floats2bfloat162_rn(x[0], x[1]);
+#else  // the same in fewer instructions than the toolkit's
+        const uint32_t bits = __byte_perm(rounded(x[0]), rounded(x[1]), 0x7632);
+        return reinterpret_cast<const __nv_bfloat162&>(bits);
+    }
+    // The nearest number of bfloat16, ties to even, in the upper half.
+    static __device__ __forceinline__ uint32_t rounded(float x) {
+        const uint32_t bits = __float_as_uint(x);
+        return isnan(x) ? 0x7fffffffu : bits + 0x7fff + (bits >> 16 & 1);
+#endif
+    }
 };
 
 template <typename T>
 using Real = typename Element<T>::Real;
+template <typename T>
+using Unit = typename Element<T>::Unit;
 
 // What takes the factor out of a sum of exponentials, exactly.
 template <typename T>
@@ -51,27 +102,27 @@ __device__ __forceinline__ Real<T> unscale() {
     return Real<T>(1) / Element<T>::EXP_SCALE;
 }
 
-// Instantiates a kernel for each dtype: KERNEL(suffix of its name, element type). The build compiles a module for each, by
-// defining one of the names below.
+// Instantiates kernels for each dtype: KERNELS(suffix of their names, element type). The build compiles a module for each,
+// by defining one of the names below.
 #if defined(ONLY_F32)
-#define FOR_EACH_DTYPE(KERNEL) KERNEL(f32, float)
-#define FOR_EACH_WIDE_DTYPE(KERNEL) KERNEL(f32, float)
+#define FOR_EACH_SINGLE_DTYPE(KERNELS) KERNELS(f32, float)
+#define FOR_EACH_DOUBLE_DTYPE(KERNELS)
+#define FOR_EACH_HALF_DTYPE(KERNELS)
 #elif defined(ONLY_F64)
-#define FOR_EACH_DTYPE(KERNEL) KERNEL(f64, double)
-#define FOR_EACH_WIDE_DTYPE(KERNEL) KERNEL(f64, double)
+#define FOR_EACH_SINGLE_DTYPE(KERNELS)
+#define FOR_EACH_DOUBLE_DTYPE(KERNELS) KERNELS(f64, double)
+#define FOR_EACH_HALF_DTYPE(KERNELS)
 #elif defined(ONLY_F16)
-#define FOR_EACH_DTYPE(KERNEL) KERNEL(f16, __half)
-#define FOR_EACH_WIDE_DTYPE(KERNEL)
+#define FOR_EACH_SINGLE_DTYPE(KERNELS)
+#define FOR_EACH_DOUBLE_DTYPE(KERNELS)
+#define FOR_EACH_HALF_DTYPE(KERNELS) KERNELS(f16, __half)
 #elif defined(ONLY_BF16)
-#define FOR_EACH_DTYPE(KERNEL) KERNEL(bf16, __nv_bfloat16)
-#define FOR_EACH_WIDE_DTYPE(KERNEL)
+#define FOR_EACH_SINGLE_DTYPE(KERNELS)
+#define FOR_EACH_DOUBLE_DTYPE(KERNELS)
+#define FOR_EACH_HALF_DTYPE(KERNELS) KERNELS(bf16, __nv_bfloat16)
 #else
-#define FOR_EACH_DTYPE(KERNEL) \
-    KERNEL(f32, float)         \
-    KERNEL(f64, double)        \
-    KERNEL(f16, __half)        \
-    KERNEL(bf16, __nv_bfloat16)
-#define FOR_EACH_WIDE_DTYPE(KERNEL) \
-    KERNEL(f32, float)              \
-    KERNEL(f64, double)
+#define FOR_EACH_SINGLE_DTYPE(KERNELS) KERNELS(f32, float)
+#define FOR_EACH_DOUBLE_DTYPE(KERNELS) KERNELS(f64, double)
+#define FOR_EACH_HALF_DTYPE(KERNELS) KERNELS(f16, __half) KERNELS(bf16, __nv_bfloat16)
 #endif
+#define FOR_EACH_DTYPE(KERNELS) FOR_EACH_SINGLE_DTYPE(KERNELS) FOR_EACH_DOUBLE_DTYPE(KERNELS) FOR_EACH_HALF_DTYPE(KERNELS)

@@ -83,7 +83,7 @@ struct DirectLogits {
 template <typename T>
 struct StagedLogits {
     static constexpr int TILE = 8;              // what each_tile hands out
-    static constexpr int COLUMNS = 32;          // columns staged at once
+    static constexpr int COLUMNS = sizeof(Real<T>) == 8 ? 32 : 64;  // columns staged at once
     static constexpr int LINES = 128;           // lines of a block, and its threads
     static constexpr int PITCH = COLUMNS + 1;   // keeps the lines of a column in banks of their own
     using R = Real<T>;
@@ -106,16 +106,12 @@ struct StagedLogits {
     template <typename F>
     __device__ __forceinline__ void each_staged(int64_t column, F f) const {
         const int columns = columns_at(column);
-        if (columns == COLUMNS) {
-#pragma unroll 4
-            for (int i = threadIdx.x; i < lines * COLUMNS; i += LINES) {
-                f(i / COLUMNS * PITCH + i % COLUMNS, i / COLUMNS * len + column + i % COLUMNS);
-            }
-        } else {
-#pragma unroll 1
-            for (int i = threadIdx.x; i < lines * columns; i += LINES) {
-                f(i / columns * PITCH + i % columns, i / columns * len + column + i % columns);
-            }
+        // i / columns by a multiplication, exact for numbers as small as these
+        const uint32_t inverse = 0xffffffffu / columns + 1;
+#pragma unroll 8
+        for (int i = threadIdx.x; i < lines * columns; i += LINES) {
+            const int line = columns == 1 ? i : __umulhi(i, inverse), at = i - line * columns;
+            f(line * PITCH + at, line * len + column + at);
         }
     }
 

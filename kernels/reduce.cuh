@@ -61,14 +61,18 @@ __device__ __forceinline__ R group_sum(R value, int group) {
     return group_reduce(value, group, R(0), of_warp, [](R a, R b) { return a + b; });
 }
 
-// The maximum and sum of a line from those of up to 32 parts, each relative to its own maximum; in every lane of a warp.
-// Called by whole warps; parts stand `stride` apart.
+// The maximum and sum of a line from those of its parts, each relative to its own maximum. Called by whole warps; the same
+// bits in every lane.
 template <typename R>
-__device__ __forceinline__ Normalizer<R> merge_parts(const Normalizer<R>* parts, int count, int stride) {
-    const int lane = threadIdx.x % 32;
-    Normalizer<R> part{negative_infinity<R>(), R(0)};
-    if (lane < count) part = parts[lane * stride];
-    const R max = warp_group_reduce(part.max, 32, [](R a, R b) { return greater(a, b); });
-    const R scaled = part.sum * exponential(part.max - part_reference(max));
-    return {max, warp_group_reduce(scaled, 32, [](R a, R b) { return a + b; })};
+__device__ __forceinline__ Normalizer<R> merge_parts(const Normalizer<R>* parts, int count) {
+    // A few are read by every lane; of more, each lane takes some.
+    const bool few = count <= 8;
+    const int first = few ? 0 : threadIdx.x % 32, step = few ? 1 : 32;
+    R max = negative_infinity<R>(), sum = 0;
+    for (int i = first; i < count; i += step) max = greater(max, parts[i].max);
+    if (!few) max = warp_group_reduce(max, 32, [](R a, R b) { return greater(a, b); });
+    const R reference = part_reference(max);
+    for (int i = first; i < count; i += step) sum += parts[i].sum * quick_exponential(parts[i].max - reference);
+    if (!few) sum = warp_group_reduce(sum, 32, [](R a, R b) { return a + b; });
+    return {max, sum};
 }

@@ -61,7 +61,12 @@ struct Probability {
     __device__ __forceinline__ R operator()(R x) const { return exponential(x - max) * inverse; }
     // For a part of the line whose own maximum was subtracted, and whose exponentials are to be multiplied by `scale`.
     static __device__ __forceinline__ Probability of_part(R part_max, Normalizer<R> line, R scale) {
-        return Probability(exponential(part_max - line.max) / line.sum * scale);
+        return Probability(term_of_part(part_max, {line.max, term(line)}, scale));
+    }
+    // The same in two steps: what a line's parts have in common, in place of the sum, and what is left for each.
+    static __device__ __forceinline__ R term(Normalizer<R> line) { return R(1) / line.sum; }
+    static __device__ __forceinline__ R term_of_part(R part_max, Normalizer<R> line, R scale) {
+        return quick_exponential(part_max - line.max) * line.sum * scale;
     }
     __device__ __forceinline__ explicit Probability(R factor) : max(0), inverse(factor) {}
     static __device__ __forceinline__ R keep(R, R e) { return e; }
@@ -73,9 +78,11 @@ struct LogProbability {
     R max, log_sum;
     __device__ __forceinline__ explicit LogProbability(Normalizer<R> line) : max(line.max), log_sum(logarithm(line.sum)) {}
     __device__ __forceinline__ R operator()(R x) const { return (x - max) - log_sum; }
-    static __device__ __forceinline__ LogProbability of_part(R part_max, Normalizer<R> line, R) {
-        return LogProbability(logarithm(line.sum) + (line.max - part_max));
+    static __device__ __forceinline__ LogProbability of_part(R part_max, Normalizer<R> line, R scale) {
+        return LogProbability(term_of_part(part_max, {line.max, term(line)}, scale));
     }
+    static __device__ __forceinline__ R term(Normalizer<R> line) { return logarithm(line.sum); }
+    static __device__ __forceinline__ R term_of_part(R part_max, Normalizer<R> line, R) { return line.sum + (line.max - part_max); }
     __device__ __forceinline__ explicit LogProbability(R subtracted) : max(0), log_sum(subtracted) {}
     static __device__ __forceinline__ R keep(R shifted, R) { return shifted; }
     __device__ __forceinline__ R of_kept(R shifted) const { return shifted - log_sum; }
@@ -92,3 +99,7 @@ struct LogProbability {
 #else
 #define IF_LOG_PROBABILITY(KERNEL) KERNEL
 #endif
+// A kernel for probabilities and its twin for their logarithms.
+#define BOTH(KERNEL, family, dtype, T, ...)                                         \
+    IF_PROBABILITY(KERNEL(family##_softmax, dtype, T, Probability, __VA_ARGS__))    \
+    IF_LOG_PROBABILITY(KERNEL(family##_log_softmax, dtype, T, LogProbability, __VA_ARGS__))

@@ -11,6 +11,19 @@ __device__ __noinline__ double logarithm(double x) { return log(x); }
 // NaN is passed over: it reaches the result through the sum.
 __device__ __forceinline__ float greater(float a, float b) { return fmaxf(a, b); }
 __device__ __forceinline__ double greater(double a, double b) { return fmax(a, b); }
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ __half2 greater(__half2 a, __half2 b) { return __hmax2(a, b); }
+__device__ __forceinline__ __nv_bfloat162 greater(__nv_bfloat162 a, __nv_bfloat162 b) { return __hmax2(a, b); }
+#else
+template <typename T>
+__device__ __forceinline__ Unit<T> greater_units(Unit<T> a, Unit<T> b) {
+    const float max[] = {greater(Element<T>::of_unit(a, 0), Element<T>::of_unit(b, 0)),
+                         greater(Element<T>::of_unit(a, 1), Element<T>::of_unit(b, 1))};
+    return Element<T>::to_unit(max);
+}
+__device__ __forceinline__ __half2 greater(__half2 a, __half2 b) { return greater_units<__half>(a, b); }
+__device__ __forceinline__ __nv_bfloat162 greater(__nv_bfloat162 a, __nv_bfloat162 b) { return greater_units<__nv_bfloat16>(a, b); }
+#endif
 // A product that is not fused into the addition behind it, which would change what the addition rounds away.
 __device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
@@ -110,16 +123,19 @@ struct SoftmaxState {
         sum.merge(other.sum);
     }
 
-    __device__ __forceinline__ Normalizer<R> finish() const {
+    __device__ __forceinline__ Normalizer<R> finish() const { return finish_by(exponential(max - reference())); }
+
+    // Given exp(max - reference), computed as the terms of the sum were.
+    __device__ __forceinline__ Normalizer<R> finish_by(R of_max) const {
         // Divided rather than multiplied by the inverse, so that a line of one element sums to exactly 1.
-        const R total = sum.value() / exponential(max - reference());
+        const R total = sum.value() / of_max;
         // The maximum itself adds exp(0) = 1: what lies below is rounding, and would let p pass 1.
         return {max, total < R(1) ? R(1) : total};
     }
 
     // The same for a part of a line, which may hold nothing but -inf.
-    __device__ __forceinline__ Normalizer<R> finish_part() const {
-        return max == negative_infinity<R>() ? Normalizer<R>{max, sum.value()} : finish();
+    __device__ __forceinline__ Normalizer<R> finish_part_by(R of_max) const {
+        return max == negative_infinity<R>() ? Normalizer<R>{max, sum.value()} : finish_by(of_max);
     }
 
     __device__ __forceinline__ SoftmaxState shuffle_xor(int mask) const {

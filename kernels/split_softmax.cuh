@@ -2,71 +2,106 @@
 // merges the states of its line and writes the result, the last parts first, since those are still in the L2 cache. Each
 // element is read twice (once from the cache as far as it holds them) and written once: 1 to 1.5x the bytes of a copy.
 #pragma once
-#include "pack.cuh"
-#include "reduce.cuh"
 #include "register_softmax.cuh"
 
-constexpr int SPLIT_PACKS = 4;
+// On Hopper the second kernel's blocks start while the last of the first still run, and wait for its results only after they
+// have loaded their first tile.
+__device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_states() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
-// The blocks of a line take tiles of SPLIT_PACKS packs a thread in turn: tile part, part + parts, ...
-template <typename T>
+// The blocks of a line take tiles of COUNT elements a thread in turn: tile part, part + parts, ...
+template <typename T, int COUNT, bool WHOLE>
 struct SplitLine {
-    using Line = RegisterLine<T, SPLIT_PACKS, false>;
+    using Held = RegisterLine<T, COUNT, WHOLE, 32>;
+    const T* y;
     int64_t start;
-    int64_t len;
+    int len;
     int part, parts;
 
+    // Up to 31 packs lie before the line.
     __device__ __forceinline__ int tiles() const {
-        const int64_t packs = (start + len + Line::SIZE - 1) / Line::SIZE - start / Line::SIZE;
-        return static_cast<int>((packs + SPLIT_PACKS * blockDim.x - 1) / (SPLIT_PACKS * blockDim.x));
+        const int tile = COUNT * blockDim.x, before = WHOLE ? 0 : 31 * Held::SIZE;
+        return (len + before + tile - 1) / tile;
     }
-
-    __device__ __forceinline__ Line tile(int n) const {
-        return Line(start, static_cast<int>(len), n * SPLIT_PACKS * blockDim.x + threadIdx.x, blockDim.x);
+    __device__ __forceinline__ Held tile(int n) const {
+        const int warp = (n * blockDim.x + threadIdx.x) / 32;
+        return Held(y, start, len, warp * Held::PACKS * 32 + threadIdx.x % 32, 32);
     }
 };
 
 // Grid: parts x lines. Leaves the state of (line, part) in parts_of[line * parts + part].
-template <typename T>
-__device__ __forceinline__ void split_states(const T* x, Normalizer<Real<T>>* parts_of, int64_t lines, int64_t len) {
+template <typename T, int COUNT, bool WHOLE>
+__device__ __forceinline__ void split_states(const T* x, Normalizer<Real<T>>* parts_of, const T* y, int64_t len) {
     using R = Real<T>;
-    const Input<T> input{x, lines * len};
-    const SplitLine<T> line{int64_t(blockIdx.y) * len, len, int(blockIdx.x), int(gridDim.x)};
+    launch_dependents();
+    const SplitLine<T, COUNT, WHOLE> line{y, blockIdx.y * len, int(len), int(blockIdx.x), int(gridDim.x)};
     auto state = SoftmaxState<R>::empty();
+    const int tiles = line.tiles();
+    auto next = line.tile(line.part);
+    next.load_cached(x);
 #pragma unroll 1
-    for (int n = line.part; n < line.tiles(); n += line.parts) {
-        auto held = line.tile(n);
-        held.load(input);
+    for (int n = line.part; n < tiles; n += line.parts) {
+        auto held = next;
+        next = line.tile(n + line.parts);
+        if (n + line.parts < tiles) next.load_cached(x);
         const R reference = state.grow(held.max());
-        state.add(exp_sum(held.x, reference));
+        state.add(held.template exponentiate<Probability<R>>(reference) * unscale<T>());
     }
     state = block_reduce(state);
-    if (threadIdx.x == 0) parts_of[blockIdx.y * int64_t(gridDim.x) + blockIdx.x] = state.finish_part();
+    const R of_max = Element<T>::exponential(state.max - state.reference()) * unscale<T>();
+    if (threadIdx.x == 0) parts_of[blockIdx.y * int64_t(gridDim.x) + blockIdx.x] = state.finish_part_by(of_max);
 }
 
-template <typename T, template <typename> class Output>
-__device__ __forceinline__ void split_apply(const T* x, const Normalizer<Real<T>>* parts_of, T* y, int64_t lines,
-                                            int64_t len) {
+template <typename T, template <typename> class Output, int COUNT, bool WHOLE>
+__device__ __forceinline__ void split_apply(const T* x, const Normalizer<Real<T>>* parts_of, T* y, int64_t len) {
     using R = Real<T>;
-    const Input<T> input{x, lines * len};
-    const int64_t number = lines - 1 - blockIdx.y;
-    const SplitLine<T> line{number * len, len, int(gridDim.x - 1 - blockIdx.x), int(gridDim.x)};
-    parts_of += number * gridDim.x;
+    const int number = gridDim.y - 1 - blockIdx.y;
+    const SplitLine<T, COUNT, WHOLE> line{y, number * len, int(len), int(gridDim.x - 1 - blockIdx.x), int(gridDim.x)};
+    const int tiles = line.tiles(), last = line.part + (tiles - 1 - line.part) / line.parts * line.parts;
+    auto next = line.tile(last);
+    next.load_cached(x);
+    wait_for_states();
+    parts_of += number * int64_t(gridDim.x);
     R max = negative_infinity<R>();
     for (int i = threadIdx.x; i < line.parts; i += blockDim.x) max = greater(max, parts_of[i].max);
     max = group_max(max, blockDim.x);
     R sum = 0;
     for (int i = threadIdx.x; i < line.parts; i += blockDim.x) {
-        sum += parts_of[i].sum * exponential(parts_of[i].max - max);
+        sum += parts_of[i].sum * quick_exponential(parts_of[i].max - max);
     }
-    const Output<R> output(Normalizer<R>{max, group_sum(sum, blockDim.x)});
-    const int tiles = line.tiles();
+    sum = group_sum(sum, blockDim.x);
+    const auto output = Output<R>::of_part(max, {max, sum}, unscale<T>());
 #pragma unroll 1
-    for (int n = line.part + (tiles - 1 - line.part) / line.parts * line.parts; n >= line.part; n -= line.parts) {
-        auto held = line.tile(n);
-        held.load(input);
-#pragma unroll
-        for (int i = 0; i < held.COUNT; i++) held.x[i] = output(held.x[i]);
-        held.store(y);
+    for (int n = last; n >= line.part; n -= line.parts) {
+        auto held = next;
+        if (n > line.part) {
+            next = line.tile(n - line.parts);
+            next.load_cached(x);
+        }
+        held.template exponentiate<Output<R>>(max);
+        held.store(y, max, output);
     }
 }
+
+// Elements that a thread holds of a tile; of the next, as many are on their way.
+template <typename T, bool WHOLE>
+constexpr int TILE_COUNT = sizeof(T) == 8 ? 8 : sizeof(T) == 2 && WHOLE ? 32 : 16;
+
+#define STATES(name, dtype, T, WHOLE)                                                     \
+    extern "C" __global__ void __launch_bounds__(512, 2)                                  \
+        name##_##dtype(const T* x, Normalizer<Real<T>>* parts, const T* y, int64_t len) { \
+        split_states<T, TILE_COUNT<T, WHOLE>, WHOLE>(x, parts, y, len);                   \
+    }
+#define APPLY(name, dtype, T, Output, WHOLE)                                              \
+    extern "C" __global__ void __launch_bounds__(512, 2)                                  \
+        name##_##dtype(const T* x, const Normalizer<Real<T>>* parts, T* y, int64_t len) { \
+        split_apply<T, Output, TILE_COUNT<T, WHOLE>, WHOLE>(x, parts, y, len);            \
+    }

@@ -23,25 +23,33 @@ pub(super) struct Key {
 
 impl Key {
     /// The file that the kernel is in, and what its function is called after the name of the output is put in.
-    fn names(&self) -> (&'static str, String) {
+    fn names(&self) -> (String, String) {
         let log = if self.output == Output::LogProbability { "log_" } else { "" };
+        // Of kernels in families that tell lines of whole packs from any others
+        let packed = |family: &str, whole: bool, count: Option<usize>| {
+            let family = format!("{family}{}", if whole { "" } else { "_any" });
+            let count = count.map(|count| format!("_{count}")).unwrap_or_default();
+            (family.clone() + "_softmax", format!("{family}_{log}softmax{count}"))
+        };
+        let named = |file: &str, name: String| (file.to_string(), name);
         let (file, name) = match self.kernel {
-            Kernel::SafeRows => ("safe_softmax", format!("safe_{log}softmax_rows")),
-            Kernel::SafeColumns => ("safe_softmax", format!("safe_{log}softmax_columns")),
-            Kernel::OnlineRows => ("online_softmax", format!("online_{log}softmax_rows")),
-            Kernel::OnlineColumns => ("online_softmax", format!("online_{log}softmax_columns")),
-            Kernel::Reduce => ("reduce_softmax", format!("reduce_{log}softmax")),
-            Kernel::Register { packs, any: false } => ("register_softmax", format!("register_{log}softmax_{packs}")),
-            Kernel::Register { packs, any: true } => {
-                ("register_any_softmax", format!("register_any_{log}softmax_{packs}"))
+            Kernel::SafeRows => named("safe_softmax", format!("safe_{log}softmax_rows")),
+            Kernel::SafeColumns => named("safe_softmax", format!("safe_{log}softmax_columns")),
+            Kernel::OnlineRows => named("online_softmax", format!("online_{log}softmax_rows")),
+            Kernel::OnlineColumns => named("online_softmax", format!("online_{log}softmax_columns")),
+            Kernel::Reduce => named("reduce_softmax", format!("reduce_{log}softmax")),
+            // Short lines of both kinds are in one file.
+            Kernel::Warp { count, whole } => named("warp_softmax", packed("warp", whole, Some(count)).1),
+            Kernel::Block { count, whole } => packed("block", whole, Some(count)),
+            Kernel::Cluster { count: 128, whole } => packed("cluster_long", whole, Some(128)),
+            Kernel::Cluster { count, whole } => packed("cluster", whole, Some(count)),
+            Kernel::SplitStates { whole } => {
+                (packed("split", whole, None).0, format!("split{}_states", if whole { "" } else { "_any" }))
             }
-            Kernel::Cluster { packs } => ("cluster_softmax", format!("cluster_{log}softmax_{packs}")),
-            Kernel::SplitStates => ("split_softmax", "split_states".to_string()),
-            Kernel::SplitApply => ("split_softmax", format!("split_{log}softmax")),
-            Kernel::ColumnPacks => ("column_softmax", format!("column_{log}softmax_packs")),
-            Kernel::ColumnSingles => ("column_softmax", format!("column_{log}softmax_singles")),
-            Kernel::BackwardColumns => ("softmax_backward", format!("{log}softmax_backward_columns")),
-            Kernel::BackwardReduce => ("softmax_backward", format!("{log}softmax_backward_reduce")),
+            Kernel::SplitApply { whole } => packed("split", whole, None),
+            Kernel::Column { whole } => packed("column", whole, None),
+            Kernel::BackwardColumns => named("softmax_backward", format!("{log}softmax_backward_columns")),
+            Kernel::BackwardReduce => named("softmax_backward", format!("{log}softmax_backward_reduce")),
         };
         (file, format!("{name}_{}", self.dtype))
     }
@@ -110,7 +118,8 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<CudaFunction> {
     }
     // The thread may have worked on another device last.
     context.bind_to_thread().w()?;
-    let Some(&(module_name, ptx)) = key.module(facts(device)?) else {
+    let facts = facts(device)?;
+    let Some(&(module_name, ptx)) = key.module(facts) else {
         candle_core::bail!("candle-softmax: no module was built for {key:?}")
     };
     let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
@@ -123,13 +132,9 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<CudaFunction> {
         }
     };
     let function = module.load_function(&key.names().1).w()?;
-    if let Kernel::Cluster { packs } = key.kernel {
-        use sys::CUfunction_attribute::{
-            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
-        };
-        let most = (packs as i32 * 1024 + 1) * 16;
-        function.set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most).w()?;
-        function.set_attribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1).w()?;
+    if matches!(key.kernel, Kernel::Cluster { .. } | Kernel::Column { .. }) && facts.compute_capability >= 90 {
+        let wide = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+        function.set_attribute(wide, 1).w()?;
     }
     loaded.functions.insert((ordinal, key), function.clone());
     Ok(function)
@@ -152,24 +157,36 @@ mod tests {
             Kernel::OnlineRows,
             Kernel::OnlineColumns,
             Kernel::Reduce,
-            Kernel::SplitStates,
-            Kernel::SplitApply,
-            Kernel::ColumnPacks,
-            Kernel::ColumnSingles,
             Kernel::BackwardColumns,
             Kernel::BackwardReduce,
         ];
-        for packs in [1, 2, 4] {
-            kernels.extend([false, true].map(|any| Kernel::Register { packs, any }));
+        for whole in [true, false] {
+            kernels.extend([8, 16].map(|count| Kernel::Warp { count, whole }));
+            kernels.push(Kernel::Block { count: 16, whole });
+            kernels.extend([Kernel::SplitStates { whole }, Kernel::SplitApply { whole }, Kernel::Column { whole }]);
         }
-        kernels.extend([2, 4].map(|packs| Kernel::Cluster { packs }));
+        kernels.extend([Kernel::Warp { count: 4, whole: false }, Kernel::Block { count: 32, whole: false }]);
         for dtype in ["f32", "f64", "f16", "bf16"] {
-            let wide = [
-                Kernel::Register { packs: 8, any: false },
-                Kernel::Register { packs: 8, any: true },
-                Kernel::Cluster { packs: 8 },
-            ];
-            let wide = if dtype.ends_with("f16") { &[][..] } else { &wide };
+            let whole = true;
+            let wide: &[Kernel] = match dtype {
+                "f32" => &[
+                    Kernel::Block { count: 64, whole },
+                    Kernel::Cluster { count: 64, whole },
+                    Kernel::Cluster { count: 64, whole: false },
+                ],
+                "f64" => &[
+                    Kernel::Block { count: 32, whole },
+                    Kernel::Cluster { count: 32, whole },
+                    Kernel::Cluster { count: 32, whole: false },
+                ],
+                _ => &[
+                    Kernel::Block { count: 32, whole },
+                    Kernel::Block { count: 64, whole },
+                    Kernel::Cluster { count: 64, whole },
+                    Kernel::Cluster { count: 128, whole },
+                    Kernel::Cluster { count: 32, whole: false },
+                ],
+            };
             for &kernel in kernels.iter().chain(wide) {
                 for output in [Output::Probability, Output::LogProbability] {
                     for compute_capability in [75, 90] {

@@ -67,13 +67,28 @@ unsafe fn launch(
     mut arguments: Arguments,
 ) -> Result<()> {
     let function = functions::get(device, key)?;
-    let mut cluster = sys::CUlaunchAttribute {
-        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+    use sys::CUlaunchAttributeID::{
+        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+    };
+    let attribute = |id| sys::CUlaunchAttribute {
+        id,
         pad: [0; 4],
         // SAFETY: a union of plain numbers.
         value: unsafe { std::mem::zeroed() },
     };
-    cluster.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: plan.cluster, y: 1, z: 1 };
+    let mut attributes = [attribute(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION); 2];
+    let mut count = 0;
+    if plan.cluster > 1 {
+        attributes[0].value.clusterDim =
+            sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: plan.cluster, y: 1, z: 1 };
+        count = 1;
+    }
+    // It waits itself for the kernel before it, and may start earlier.
+    if matches!(key.kernel, Kernel::SplitApply { .. }) && functions::facts(device)?.compute_capability >= 90 {
+        attributes[count] = attribute(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+        attributes[count].value.programmaticStreamSerializationAllowed = 1;
+        count += 1;
+    }
     let config = sys::CUlaunchConfig {
         gridDimX: plan.grid.0,
         gridDimY: plan.grid.1,
@@ -83,8 +98,8 @@ unsafe fn launch(
         blockDimZ: 1,
         sharedMemBytes: plan.shared_bytes,
         hStream: stream.cu_stream(),
-        attrs: &mut cluster,
-        numAttrs: u32::from(plan.cluster > 1),
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: count as u32,
     };
     stream.context().bind_to_thread().w()?;
     let mut addresses = arguments.values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
@@ -113,28 +128,30 @@ pub(super) fn softmax<T: CudaElement>(
     check_lengths(lines, [x.len(), y.len()])?;
     let stream = device.cuda_stream();
     let key = |kernel| Key { kernel, output, dtype: T::NAME };
-    let (count, len, inner, group) = (lines.count() as u64, lines.len as u64, lines.inner as u64, plan.group as u64);
+    let (count, len, inner) = (lines.count() as u64, lines.len as u64, lines.inner as u64);
+    let parameter = plan.parameter as u64;
     let (x, _x_read) = x.device_ptr(&stream);
     let (y, _y_written) = y.device_ptr_mut(&stream);
     let tensors = Arguments::new().push(x).push(y);
     // SAFETY (of all launches below): these are the parameters of the kernels named; x and y hold lines × len elements,
     // checked above; a plan covers all lines, and the kernels mask or stride over what lies beyond.
     match plan.kernel {
-        Kernel::SplitApply => {
+        Kernel::SplitApply { whole } => {
             let parts = plan.grid.0 as usize * plan.grid.1 as usize;
             // SAFETY: the first kernel writes every state (two numbers each), before the second reads them.
             let mut states = unsafe { device.alloc::<T::Real>(2 * parts)? };
             let (states, _states_written) = states.device_ptr_mut(&stream);
-            let of_states = Arguments::new().push(x).push(states).push(count).push(len);
-            unsafe { launch(&stream, key(Kernel::SplitStates), device, plan, of_states)? };
-            let of_apply = Arguments::new().push(x).push(states).push(y).push(count).push(len);
-            unsafe { launch(&stream, key(Kernel::SplitApply), device, plan, of_apply) }
+            for kernel in [Kernel::SplitStates { whole }, plan.kernel] {
+                let arguments = Arguments::new().push(x).push(states).push(y).push(len);
+                unsafe { launch(&stream, key(kernel), device, plan, arguments)? };
+            }
+            Ok(())
         }
         kernel => {
             let arguments = match kernel {
-                Kernel::Register { .. } => tensors.push(count).push(len).push(group),
-                Kernel::Cluster { .. } => tensors.push(count).push(len),
-                Kernel::ColumnPacks | Kernel::ColumnSingles => tensors.push(len).push(inner).push(group),
+                Kernel::Warp { .. } | Kernel::Cluster { .. } => tensors.push(count).push(len).push(parameter),
+                Kernel::Block { .. } => tensors.push(count).push(len),
+                Kernel::Column { .. } => tensors.push(len).push(inner).push(parameter),
                 _ => tensors.push(count).push(len).push(inner),
             };
             unsafe { launch(&stream, key(kernel), device, plan, arguments) }

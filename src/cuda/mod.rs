@@ -69,7 +69,7 @@ pub(crate) fn kernel_name(op: &Softmax, xs: &Tensor, device: &CudaDevice) -> Res
     let lines = op.lines(xs.layout())?;
     let size = xs.dtype().size_in_bytes();
     let start = xs.layout().start_offset() * size;
-    let elements = Elements { size, input_alignment: alignment(start as u64), output_alignment: 16 };
+    let elements = Elements { size, input_alignment: alignment(start as u64), output_alignment: 128 };
     Ok(format!("{:?}", plan::softmax(lines, op.schedule, elements, functions::facts(device)?).kernel))
 }
 
@@ -162,7 +162,7 @@ fn elements<'a, T: CudaElement>(x: &'a Contiguous<CudaStorage>, lines: Lines) ->
     }
 }
 
-/// What an address is a multiple of, up to 16.
+/// What an address is a multiple of, up to 128.
 fn alignment(address: u64) -> usize {
-    1 << address.trailing_zeros().min(4)
+    1 << address.trailing_zeros().min(7)
 }

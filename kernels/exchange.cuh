@@ -1,0 +1,78 @@
+// What the warps that share a line tell each other: the maximum and sum of their parts, once.
+#pragma once
+#include <cstdint>
+
+#include "reduce.cuh"
+
+constexpr int MAX_WARPS = 32;
+
+// The warps of a block, a line each.
+template <typename R>
+struct BlockExchange {
+    static constexpr bool CLUSTER = false;
+    Normalizer<R>* parts;  // MAX_WARPS, in shared memory
+
+    __device__ __forceinline__ int64_t line() const { return blockIdx.x; }
+    __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
+
+    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const {
+        if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = part;
+        __syncthreads();
+        return merge_parts(parts, blockDim.x / 32);
+    }
+};
+
+#if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
+constexpr int MAX_CLUSTER = 16;
+
+// The warps of a cluster's blocks, a line each. Every warp writes its part into the shared memory of every block.
+template <typename R>
+struct ClusterExchange {
+    static constexpr bool CLUSTER = true;
+    Normalizer<R>* parts;  // the cluster's blocks times the warps of a block
+
+    static __device__ __forceinline__ unsigned blocks() {
+        unsigned n;
+        asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
+        return n;
+    }
+    static __device__ __forceinline__ unsigned rank() {
+        unsigned n;
+        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(n));
+        return n;
+    }
+    // Before anything else: no block may be written to before it has started.
+    static __device__ __forceinline__ void begin() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+    static __device__ __forceinline__ void wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+    __device__ __forceinline__ int64_t line() const { return blockIdx.x / blocks(); }
+    __device__ __forceinline__ int warp() const { return (rank() * blockDim.x + threadIdx.x) / 32; }
+
+    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const {
+        const unsigned warps = blockDim.x / 32, lane = threadIdx.x % 32;
+        wait();
+        if (lane < blocks()) write_to(lane, parts + rank() * warps + threadIdx.x / 32, part);
+        sync();
+        return merge_parts(parts, blocks() * warps);
+    }
+
+    static __device__ __forceinline__ void sync() {
+        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+        wait();
+    }
+
+    // Writes to where `to` lies in this block's shared memory, but of another block of the cluster.
+    static __device__ __forceinline__ void write_to(unsigned block, Normalizer<R>* to, Normalizer<R> value) {
+        uint32_t there;
+        const auto here = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(block));
+        store(there, value);
+    }
+    static __device__ __forceinline__ void store(uint32_t to, Normalizer<float> value) {
+        asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(value.max), "f"(value.sum) : "memory");
+    }
+    static __device__ __forceinline__ void store(uint32_t to, Normalizer<double> value) {
+        asm volatile("st.shared::cluster.v2.f64 [%0], {%1, %2};" ::"r"(to), "d"(value.max), "d"(value.sum) : "memory");
+    }
+};
+#endif
