@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "element.cuh"
+#include "pack.cuh"
 #include "softmax_state.cuh"
 
 // The offset of a line's first element.
@@ -108,7 +109,7 @@ struct StagedLogits {
         const int columns = columns_at(column);
         // i / columns by a multiplication, exact for numbers as small as these
         const uint32_t inverse = 0xffffffffu / columns + 1;
-#pragma unroll 8
+#pragma unroll 4
         for (int i = threadIdx.x; i < lines * columns; i += LINES) {
             const int line = columns == 1 ? i : __umulhi(i, inverse), at = i - line * columns;
             f(line * PITCH + at, line * len + column + at);
@@ -148,6 +149,84 @@ struct StagedLogits {
             __syncthreads();
             each_staged(column, [&](int place, int64_t i) { y[i] = Element<T>::write(shared[place]); });
             staged = -1;
+        }
+    }
+};
+
+// One short contiguous line for each lane of a warp, which moves all of them at once through shared memory: global accesses
+// are of neighbouring elements, in packs of 16 bytes where lines are whole packs.
+template <typename T>
+struct WarpLogits {
+    static constexpr int TILE = 8;
+    static constexpr int SIZE = 16 / sizeof(T), PER_UNIT = Element<T>::PER_UNIT;
+    using R = Real<T>;
+
+    const T* x;  // the warp's first line
+    T* y;
+    int len, lines;
+    int pitch;   // odd, so that lanes read different banks
+    R* shared;   // 32 * pitch
+
+    static __device__ __forceinline__ int pitch_of(int len) { return len | 1; }
+    __device__ __forceinline__ R* own() const { return shared + threadIdx.x % 32 * pitch; }
+    __device__ __forceinline__ bool in_packs() const {
+        return len % SIZE == 0 && (reinterpret_cast<uintptr_t>(x) | reinterpret_cast<uintptr_t>(y)) % 16 == 0;
+    }
+
+    // f(place in shared memory, offset in global memory) for every `step`-th element of the lines.
+    template <typename F>
+    __device__ __forceinline__ void each(int step, F f) const {
+        const uint32_t inverse = 0xffffffffu / len + 1;  // i / len by a multiplication, exact for numbers as small as these
+#pragma unroll 4
+        for (int i = threadIdx.x % 32 * step; i < lines * len; i += 32 * step) {
+            const int line = len == 1 ? i : __umulhi(i, inverse);
+            f(line * pitch + i - line * len, i);
+        }
+    }
+
+    __device__ __forceinline__ void stage() const {
+        if (in_packs()) {
+            each(SIZE, [&](int place, int i) {
+                const auto pack = load_streaming(reinterpret_cast<const Pack<T, SIZE>*>(x + i));
+#pragma unroll
+                for (int k = 0; k < SIZE; k++) shared[place + k] = Element<T>::of_unit(pack.units[k / PER_UNIT], k % PER_UNIT);
+            });
+        } else {
+            each(1, [&](int place, int i) { shared[place] = Element<T>::read(x[i]); });
+        }
+        __syncwarp();
+    }
+
+    template <typename F>
+    __device__ __forceinline__ void each_tile(F f) const {
+#pragma unroll 1
+        for (int from = 0; from < len; from += TILE) {
+            R tile[TILE];
+#pragma unroll
+            for (int k = 0; k < TILE; k++) tile[k] = from + k < len ? own()[from + k] : negative_infinity<R>();
+            f(tile);
+        }
+    }
+
+    template <typename F>
+    __device__ __forceinline__ void map(F f) const {
+#pragma unroll 8
+        for (int k = 0; k < len; k++) own()[k] = f(own()[k]);
+        __syncwarp();
+        if (in_packs()) {
+            each(SIZE, [&](int place, int i) {
+                Pack<T, SIZE> pack;
+#pragma unroll
+                for (int u = 0; u < Pack<T, SIZE>::UNITS; u++) {
+                    R of_unit[PER_UNIT];
+#pragma unroll
+                    for (int k = 0; k < PER_UNIT; k++) of_unit[k] = shared[place + u * PER_UNIT + k];
+                    pack.units[u] = Element<T>::to_unit(of_unit);
+                }
+                store_streaming(reinterpret_cast<Pack<T, SIZE>*>(y + i), pack);
+            });
+        } else {
+            each(1, [&](int place, int i) { y[i] = Element<T>::write(shared[place]); });
         }
     }
 };

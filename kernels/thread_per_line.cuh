@@ -1,5 +1,6 @@
-// The two kernels of a schedule that gives each thread a line: `columns` for lines that lie side by side (inner > 1),
-// where neighbouring threads read neighbouring addresses, and `rows` for contiguous lines, staged through shared memory.
+// The kernels of a schedule that gives each thread a line: `columns` for lines that lie side by side (inner > 1), where
+// neighbouring threads read neighbouring addresses, and `rows` for contiguous lines, staged through shared memory; of
+// `short_rows` it holds all at once, so that they are read once.
 #pragma once
 #include "schedule.cuh"
 
@@ -25,6 +26,20 @@ __device__ __forceinline__ void rows(const T* x, T* y, int64_t lines, int64_t le
     }
 }
 
+// Shared memory: as many elements as the block has, at the lines' pitch.
+template <typename T, template <typename> class Schedule, template <typename> class Output>
+__device__ __forceinline__ void short_rows(const T* x, T* y, int64_t lines, int64_t len) {
+    using Logits = WarpLogits<T>;
+    using R = Real<T>;
+    extern __shared__ uint4 shared[];
+    const int64_t line = blockIdx.x * int64_t(THREADS) + threadIdx.x / 32 * 32;
+    if (line >= lines) return;
+    const int here = static_cast<int>(lines - line < 32 ? lines - line : 32), pitch = Logits::pitch_of(int(len));
+    Logits logits{x + line * len, y + line * len, int(len), here, pitch, reinterpret_cast<R*>(shared) + threadIdx.x / 32 * 32 * pitch};
+    logits.stage();
+    logits.map(Output<R>(Schedule<Logits>::state(logits).finish()));
+}
+
 #define THREAD_PER_LINE(name, dtype, T, Schedule, Output)                                     \
     extern "C" __global__ void __launch_bounds__(THREADS)                                     \
         name##_columns_##dtype(const T* x, T* y, int64_t lines, int64_t len, int64_t inner) { \
@@ -33,4 +48,8 @@ __device__ __forceinline__ void rows(const T* x, T* y, int64_t lines, int64_t le
     extern "C" __global__ void __launch_bounds__(THREADS)                                     \
         name##_rows_##dtype(const T* x, T* y, int64_t lines, int64_t len, int64_t inner) {    \
         rows<T, Schedule, Output>(x, y, lines, len);                                          \
+    }                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                     \
+        name##_short_rows_##dtype(const T* x, T* y, int64_t lines, int64_t len) {             \
+        short_rows<T, Schedule, Output>(x, y, lines, len);                                    \
     }

@@ -34,8 +34,10 @@ impl Key {
         let named = |file: &str, name: String| (file.to_string(), name);
         let (file, name) = match self.kernel {
             Kernel::SafeRows => named("safe_softmax", format!("safe_{log}softmax_rows")),
+            Kernel::SafeShortRows => named("safe_softmax", format!("safe_{log}softmax_short_rows")),
             Kernel::SafeColumns => named("safe_softmax", format!("safe_{log}softmax_columns")),
             Kernel::OnlineRows => named("online_softmax", format!("online_{log}softmax_rows")),
+            Kernel::OnlineShortRows => named("online_softmax", format!("online_{log}softmax_short_rows")),
             Kernel::OnlineColumns => named("online_softmax", format!("online_{log}softmax_columns")),
             Kernel::Reduce => named("reduce_softmax", format!("reduce_{log}softmax")),
             // Short lines of both kinds are in one file.
@@ -153,8 +155,10 @@ mod tests {
     fn every_kernel_was_built() {
         let mut kernels = vec![
             Kernel::SafeRows,
+            Kernel::SafeShortRows,
             Kernel::SafeColumns,
             Kernel::OnlineRows,
+            Kernel::OnlineShortRows,
             Kernel::OnlineColumns,
             Kernel::Reduce,
             Kernel::BackwardColumns,

@@ -150,7 +150,7 @@ pub(super) fn softmax<T: CudaElement>(
         kernel => {
             let arguments = match kernel {
                 Kernel::Warp { .. } | Kernel::Cluster { .. } => tensors.push(count).push(len).push(parameter),
-                Kernel::Block { .. } => tensors.push(count).push(len),
+                Kernel::Block { .. } | Kernel::SafeShortRows | Kernel::OnlineShortRows => tensors.push(count).push(len),
                 Kernel::Column { .. } => tensors.push(len).push(inner).push(parameter),
                 _ => tensors.push(count).push(len).push(inner),
             };

@@ -51,11 +51,13 @@ impl Family {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kernel {
-    /// One thread per line, three passes: contiguous lines through shared memory, lines side by side directly.
+    /// One thread per line, three passes: contiguous lines through shared memory (short ones whole), lines side by side directly.
     SafeRows,
+    SafeShortRows,
     SafeColumns,
     /// The same in two passes.
     OnlineRows,
+    OnlineShortRows,
     OnlineColumns,
     /// One block per line, two passes.
     Reduce,
@@ -158,6 +160,10 @@ const WIDE_COLUMN_BLOCK: usize = 512;
 /// Shorter lines side by side are read twice by a thread each, the second time from the L1 cache.
 const SHORT_COLUMN: usize = 16;
 
+/// Of a block whose threads take a line each, as `kernels/thread_per_line.cuh` has it.
+const THREADS: usize = 128;
+/// Contiguous lines up to this are held in shared memory whole.
+const SHORT_ROW: usize = 64;
 /// Lines side by side: from this many on, a thread each has enough to do for a GPU (where no strip is held in registers).
 const MANY: usize = 4096;
 
@@ -165,8 +171,12 @@ const MANY: usize = 4096;
 pub(crate) fn softmax(lines: Lines, schedule: Option<Schedule>, elements: Elements, device: DeviceFacts) -> Plan {
     let rows = lines.inner == 1;
     match schedule {
-        Some(Schedule::Safe) => thread_per_line(if rows { Kernel::SafeRows } else { Kernel::SafeColumns }, lines),
-        Some(Schedule::Online) => thread_per_line(online(lines), lines),
+        Some(Schedule::Safe) => {
+            let [short, long, side_by_side] = [Kernel::SafeShortRows, Kernel::SafeRows, Kernel::SafeColumns];
+            short_rows(short, lines, elements)
+                .unwrap_or_else(|| thread_per_line(if rows { long } else { side_by_side }, lines))
+        }
+        Some(Schedule::Online) => online(lines, elements),
         Some(Schedule::Reduce) => block_per_line(Kernel::Reduce, lines),
         None => {
             let forced = device.forced.and_then(|family| of_family(family, lines, elements, device));
@@ -207,7 +217,7 @@ fn chosen(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
 /// The plan with a kernel of `family`, if there is one for these lines.
 fn of_family(family: Family, lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
     match family {
-        Family::Online => Some(thread_per_line(online(lines), lines)),
+        Family::Online => Some(online(lines, elements)),
         Family::Reduce => Some(block_per_line(Kernel::Reduce, lines)),
         Family::Register => register(lines, elements),
         Family::Cluster => cluster(lines, elements, device),
@@ -216,12 +226,18 @@ fn of_family(family: Family, lines: Lines, elements: Elements, device: DeviceFac
     }
 }
 
-fn online(lines: Lines) -> Kernel {
-    if lines.inner == 1 {
-        Kernel::OnlineRows
-    } else {
-        Kernel::OnlineColumns
-    }
+fn online(lines: Lines, elements: Elements) -> Plan {
+    let long = if lines.inner == 1 { Kernel::OnlineRows } else { Kernel::OnlineColumns };
+    short_rows(Kernel::OnlineShortRows, lines, elements).unwrap_or_else(|| thread_per_line(long, lines))
+}
+
+/// A thread for each contiguous line, where shared memory holds all lines of a block.
+fn short_rows(kernel: Kernel, lines: Lines, elements: Elements) -> Option<Plan> {
+    let plan = thread_per_line(kernel, lines);
+    let bytes = plan.block as usize * (lines.len | 1) * elements.size.max(4);
+    let possible =
+        lines.inner == 1 && lines.len <= SHORT_ROW && bytes <= 48 << 10 && lines.count() <= MAX_GRID * THREADS;
+    possible.then_some(Plan { shared_bytes: bytes as u32, ..plan })
 }
 
 fn plan(kernel: Kernel, grid: usize, block: usize) -> Plan {
@@ -229,8 +245,6 @@ fn plan(kernel: Kernel, grid: usize, block: usize) -> Plan {
 }
 
 fn thread_per_line(kernel: Kernel, lines: Lines) -> Plan {
-    /// As `kernels/thread_per_line.cuh` has it.
-    const THREADS: usize = 128;
     plan(kernel, lines.count().div_ceil(THREADS).min(MAX_GRID), THREADS)
 }
 
@@ -507,6 +521,11 @@ mod tests {
         ] {
             let forced = DeviceFacts { forced: Some(Family::Register), ..HOPPER };
             for len in [1, 100, 1_000_000] {
+                let rows = match rows {
+                    Kernel::SafeRows if len == 1 => Kernel::SafeShortRows,
+                    Kernel::OnlineRows if len == 1 => Kernel::OnlineShortRows,
+                    longer => longer,
+                };
                 assert_eq!(softmax(lines(3, len, 1), Some(schedule), F32, forced).kernel, rows);
                 assert_eq!(softmax(lines(3, len, 5), Some(schedule), F32, forced).kernel, columns);
             }
@@ -543,6 +562,10 @@ mod tests {
         assert!(plan.cluster == 1 || device.compute_capability >= 90, "{what}");
         let side_by_side = 1 << plan.parameter.clamp(0, 5);
         match plan.kernel {
+            Kernel::OnlineShortRows => {
+                assert!(plan.shared_bytes as usize >= block * lines.len * elements.size.max(4), "{what}");
+                assert!(grid * block >= lines.count() && plan.shared_bytes <= 48 << 10, "{what}");
+            }
             Kernel::Warp { count, whole } => {
                 assert!(count * side_by_side >= room(lines, whole, elements, side_by_side), "{what}");
                 assert!(side_by_side <= WARP && grid * (block / side_by_side) >= lines.count(), "{what}");
