@@ -170,7 +170,10 @@ impl<T: Element> Softmax<'_, T> {
                 out,
                 len,
                 #[inline(always)]
-                |i, count| self.0.output.of(T::read::<S>(xs.add(i), count, T::Real::ZERO) - max, scale),
+                |i, count| {
+                    S::prefetch(out.wrapping_add(i + AHEAD));
+                    self.0.output.of(T::read::<S>(xs.add(i), count, T::Real::ZERO) - max, scale)
+                },
             )
         }
     }
@@ -266,6 +269,7 @@ impl<T: Element> Softmax<'_, T> {
                 #[inline(always)]
                 |i, count, reference, exp| {
                     references[i / block] = reference;
+                    S::prefetch(kept.wrapping_add(i + AHEAD));
                     exp.put(kept.add(i), count);
                 },
             );
