@@ -289,8 +289,11 @@ impl<T: Element> Softmax<'_, T> {
                 out,
                 len,
                 #[inline(always)]
-                // The maximum alone may have come out a little over its sum.
-                |i, count| (T::Lanes::<S>::get(kept.add(i), count) * scale).at_most(one),
+                |i, count| {
+                    S::prefetch(out.wrapping_add(i + AHEAD));
+                    // The maximum alone may have come out a little over its sum.
+                    (T::Lanes::<S>::get(kept.add(i), count) * scale).at_most(one)
+                },
             );
         }
     }
