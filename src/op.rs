@@ -163,8 +163,11 @@ impl InplaceOp1 for Softmax {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, _: &mut CudaStorage, _: &Layout) -> Result<()> {
-        candle_core::bail!("{}: not in place on CUDA, call candle_softmax::ops::softmax", self.name)
+    fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        let lines = self.lines(layout)?;
+        check_dtype(storage.dtype(), self.name)?;
+        let (start, end) = self.inplace_offsets(layout)?;
+        crate::cuda::softmax_inplace(self, lines, storage, start..end)
     }
 
     #[cfg(not(feature = "cuda"))]

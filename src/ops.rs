@@ -85,11 +85,11 @@ pub fn log_softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
 ///
 /// Every tensor that shares memory with `xs` (a clone, a view, a detached copy) changes with it. The tensor has to be
 /// contiguous; it may be a part of another, such as `xs.narrow(0, 2, 3)?`, which is then changed in that part. Dtypes,
-/// dimensions and special values are those of [`softmax`]. It runs on the CPU.
+/// dimensions and special values are those of [`softmax`]. It runs on the CPU and on CUDA.
 ///
 /// # Errors
 /// If `xs` is a variable or made from one: autograd would go on with the values it had. If it is not contiguous or is on
-/// another device, and wherever [`softmax`] is an error.
+/// Metal, and wherever [`softmax`] is an error.
 ///
 /// ```
 /// use candle_core::{Device, Tensor, D};

@@ -1,7 +1,7 @@
-//! Two pictures of the results, as SVG.
+//! Pictures of the results, as SVG.
 
 use crate::report::{copy_us, create_folder, find, peers_of, Row, FIRST_CALL};
-use crate::shapes::{CANDLE, CANDLE_LAST_DIM, OURS};
+use crate::shapes::{CANDLE, CANDLE_LAST_DIM, OURS, OURS_OUT};
 use anyhow::{Context, Result};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,7 +9,14 @@ use std::path::Path;
 /// Draws what `rows` hold figures for.
 pub fn draw(folder: &Path, rows: &[Row], peers: &[Row]) -> Result<()> {
     create_folder(Some(folder))?;
-    let pictures = [("gpu-throughput.svg", throughput(rows, peers)), ("gpu-journey.svg", journey(rows, peers))];
+    // Figures of the CPU come with a number of threads.
+    let gpu = |rows: &[Row]| -> Vec<Row> { rows.iter().filter(|row| row.threads.is_none()).cloned().collect() };
+    let (gpu_rows, gpu_peers) = (gpu(rows), gpu(peers));
+    let pictures = [
+        ("gpu-throughput.svg", throughput(&gpu_rows, &gpu_peers)),
+        ("gpu-journey.svg", journey(&gpu_rows, &gpu_peers)),
+        ("cpu-calls.svg", cpu_calls(rows, peers)),
+    ];
     for (name, picture) in pictures {
         match picture {
             Some(text) => {
@@ -330,23 +337,91 @@ fn journey(rows: &[Row], peers: &[Row]) -> Option<String> {
         })
     };
     let all: Vec<[Option<f64>; 7]> = cases.iter().map(|case| ratios(case)).collect();
-    let most = all.iter().flatten().flatten().copied().fold(1.0, f64::max);
+    let groups = cases.iter().zip(all).map(|(case, ratios)| Group {
+        name: case.shape.replace('x', " × "),
+        note: if case.in_l2 { "in L2".into() } else { String::new() },
+        ratios: ratios.to_vec(),
+    });
+    Some(bars(&Bars {
+        title: "From Safe to the chosen kernel, f32",
+        subtitle: "time over a copy's time of the same tensor, log scale, shorter is better (candle_nn: as called)",
+        unit: "copy",
+        steps: &STEPS,
+        groups: groups.collect(),
+        facts: any.facts.line(),
+    }))
+}
 
+/// Calls on the CPU beside candle's and the peers', as multiples of ours.
+fn cpu_calls(rows: &[Row], peers: &[Row]) -> Option<String> {
+    const STEPS: [(&str, &str, &str); 5] = [
+        (CANDLE, "candle_nn softmax", "#9a9a9a"),
+        (CANDLE_LAST_DIM, "candle_nn softmax_last_dim", "#4d4d4d"),
+        ("torch", "PyTorch", "#e69f00"),
+        ("onnxruntime out", "onnxruntime (output given, to both)", "#0072b2"),
+        (OURS, "candle-softmax", OURS_COLOR),
+    ];
+    let is_case = |row: &&Row| row.op == "softmax" && row.implementation == OURS && row.threads.is_some();
+    let cases: Vec<&Row> = rows.iter().filter(is_case).filter(|row| in_cpu_picture(row)).collect();
+    let any = cases.first()?;
+    let groups = cases.iter().map(|case| {
+        let us = |name: &str| {
+            let peer = || peers_of(peers, case).find(|peer| peer.implementation == name).and_then(Row::any);
+            find(rows, case, "softmax", name).and_then(Row::any).or_else(peer)
+        };
+        let ours = |name: &str| us(if name == "onnxruntime out" { OURS_OUT } else { OURS });
+        let along = if case.dim < 0 { String::new() } else { format!("dim {}, ", case.dim) };
+        let threads = if case.threads == Some(1) { "one thread" } else { "two threads" };
+        Group {
+            name: format!("{} {}", case.shape.replace('x', " × "), case.dtype),
+            note: along + threads,
+            ratios: STEPS.iter().map(|(name, ..)| us(name).zip(ours(name)).map(|(us, ours)| us / ours)).collect(),
+        }
+    });
+    Some(bars(&Bars {
+        title: "Softmax on the CPU, as called",
+        subtitle: "time over candle-softmax's, log scale, shorter is better",
+        unit: "1",
+        steps: &STEPS,
+        groups: groups.collect(),
+        facts: any.facts.line(),
+    }))
+}
+
+/// Large tensors with two threads, small ones with one.
+fn in_cpu_picture(row: &Row) -> bool {
+    let elements: usize = row.shape.split('x').filter_map(|dim| dim.parse::<usize>().ok()).product();
+    row.threads == Some(if elements > 1 << 23 { 2 } else { 1 })
+}
+
+/// Ratios to something of the same case, side by side.
+struct Bars<'a> {
+    title: &'a str,
+    subtitle: &'a str,
+    /// What has the ratio 1.
+    unit: &'a str,
+    /// The bars of a group: name, words and colour.
+    steps: &'a [(&'a str, &'a str, &'a str)],
+    groups: Vec<Group>,
+    facts: String,
+}
+
+struct Group {
+    name: String,
+    note: String,
+    ratios: Vec<Option<f64>>,
+}
+
+fn bars(of: &Bars) -> String {
+    let most = of.groups.iter().flat_map(|group| &group.ratios).flatten().copied().fold(1.0, f64::max);
     let (bar, space, left, top, height, bottom) = (21.0, 26.0, 70.0, 62.0, 330.0, 104.0);
-    let group = bar * STEPS.len() as f64 + space;
-    let panel = group * cases.len() as f64;
+    let group = (bar * of.steps.len() as f64 + space).max(130.0);
+    let panel = group * of.groups.len() as f64;
     // The legend needs some width, however few cases there are.
     let width = (left + panel + 44.0).max(720.0);
     let mut svg = Svg::new(width, top + height + bottom);
-    svg.words((left, 24.0), Anchor::Start, 17.0, INK, "font-weight=\"bold\"", "From Safe to the chosen kernel, f32");
-    svg.words(
-        (left, 43.0),
-        Anchor::Start,
-        12.0,
-        FAINT,
-        "",
-        "time over a copy's time of the same tensor, log scale, shorter is better (candle_nn: as called)",
-    );
+    svg.words((left, 24.0), Anchor::Start, 17.0, INK, "font-weight=\"bold\"", of.title);
+    svg.words((left, 43.0), Anchor::Start, 12.0, FAINT, "", of.subtitle);
 
     // Some air below 1, or a bar at the ceiling would not show, and above the highest for its figure.
     let (low, high) = (0.5f64.log10(), most.log10() + 0.35);
@@ -360,30 +435,29 @@ fn journey(rows: &[Row], peers: &[Row]) -> Option<String> {
         svg.words((left - 8.0, y(ratio) + 4.0), Anchor::End, 12.0, FAINT, "", &format!("{ratio:.0}x"));
         power += 1;
     }
-    for (index, (case, ratios)) in cases.iter().zip(&all).enumerate() {
-        let x0 = left + index as f64 * group + space / 2.0;
-        for (step, (ratio, (name, _, color))) in ratios.iter().zip(STEPS).enumerate() {
+    for (index, case) in of.groups.iter().enumerate() {
+        let x0 = left + index as f64 * group + (group - bar * of.steps.len() as f64) / 2.0;
+        for (step, (ratio, (name, _, color))) in case.ratios.iter().zip(of.steps).enumerate() {
             let x = x0 + step as f64 * bar;
             let Some(ratio) = *ratio else { continue };
             svg.bar((x, y(ratio)), bar - 2.0, top + height - y(ratio), color);
             let digits = if ratio < 10.0 { format!("{ratio:.2}") } else { format!("{ratio:.0}") };
-            let ink = if name == OURS { OURS_COLOR } else { INK };
+            let ink = if *name == OURS { OURS_COLOR } else { INK };
             svg.turned((x + bar / 2.0 + 3.0, y(ratio) - 4.0), Anchor::Start, 11.0, ink, &digits);
         }
-        let middle = x0 + bar * STEPS.len() as f64 / 2.0;
-        let words = case.shape.replace('x', " × ");
-        svg.words((middle, top + height + 18.0), Anchor::Middle, 12.0, INK, "", &words);
-        if case.in_l2 {
-            svg.words((middle, top + height + 33.0), Anchor::Middle, 11.0, FAINT, "", "in L2");
+        let middle = x0 + bar * of.steps.len() as f64 / 2.0;
+        svg.words((middle, top + height + 18.0), Anchor::Middle, 12.0, INK, "", &case.name);
+        if !case.note.is_empty() {
+            svg.words((middle, top + height + 33.0), Anchor::Middle, 11.0, FAINT, "", &case.note);
         }
     }
     svg.line((left, top + height), (left + panel, top + height), FAINT, 1.0, "");
     // On top of the bars, which all cross it.
     svg.line((left, y(1.0)), (left + panel, y(1.0)), INK, 1.2, "7 4");
-    svg.words((left + panel + 4.0, y(1.0) + 4.0), Anchor::Start, 11.0, INK, "", "copy");
+    svg.words((left + panel + 4.0, y(1.0) + 4.0), Anchor::Start, 11.0, INK, "", of.unit);
 
     let mut at = (left, top + height + 56.0);
-    for (_, words, color) in STEPS {
+    for (_, words, color) in of.steps {
         let wide = 32.0 + 6.9 * words.chars().count() as f64;
         if at.0 + wide > width {
             at = (left, at.1 + 20.0);
@@ -392,6 +466,6 @@ fn journey(rows: &[Row], peers: &[Row]) -> Option<String> {
         svg.words((at.0 + 17.0, at.1), Anchor::Start, 12.0, INK, "", words);
         at.0 += wide;
     }
-    svg.words((left, top + height + bottom - 10.0), Anchor::Start, 11.0, FAINT, "", &any.facts.line());
-    Some(svg.finish())
+    svg.words((left, top + height + bottom - 10.0), Anchor::Start, 11.0, FAINT, "", &of.facts);
+    svg.finish()
 }

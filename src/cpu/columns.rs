@@ -15,6 +15,9 @@ const WIDTH: usize = 512;
 /// Rows of a group, taken together; as many numbers are added plainly before the sum that compensates takes over.
 const ROWS: usize = 8;
 
+/// How many rows the memory system is to be ahead of the arithmetic.
+const AHEAD_ROWS: usize = 2;
+
 /// Where a strip lies: `width` lines side by side, whose rows are `stride` elements apart.
 #[derive(Clone, Copy)]
 struct Strip {
@@ -135,6 +138,7 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
                 };
                 let mut sum = T::Lanes::<S>::splat(T::Real::ZERO);
                 for j in 0..rows {
+                    S::prefetch(src.wrapping_add(i + (j + ROWS) * strip.stride));
                     // SAFETY: the rows are there, and the instructions by the caller's promise.
                     sum = sum + (unsafe { read::<S, T>(src, i + j * strip.stride, count) } - reference).exp();
                 }
@@ -168,6 +172,9 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
                     strip.width,
                     #[inline(always)]
                     |i, count| {
+                        // Memory that is written is read first.
+                        S::prefetch(out.wrapping_add(AHEAD_ROWS * strip.stride + i));
+                        S::prefetch(src.wrapping_add(AHEAD_ROWS * strip.stride + i));
                         let shifted = read::<S, T>(src, i, count) - T::Lanes::<S>::load(max.as_ptr().add(i));
                         self.0.output.of(shifted, T::Lanes::<S>::load(scale.as_ptr().add(i)))
                     },

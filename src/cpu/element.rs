@@ -55,6 +55,22 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
         }
     }
 
+    /// [`store`](Self::store), or [`store_part`](Self::store_part) if `count` is less than a vector.
+    ///
+    /// # Safety
+    /// As of [`store_part`](Self::store_part).
+    #[inline(always)]
+    unsafe fn put<S: Simd>(xs: Self::Lanes<S>, to: *mut Self, count: usize) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            if count == Self::Lanes::<S>::COUNT {
+                Self::store::<S>(xs, to)
+            } else {
+                Self::store_part::<S>(xs, to, count)
+            }
+        }
+    }
+
     /// Writes `f(start, count)` to the elements `0..len` of `to`, vector by vector; `count` is less than a vector's only
     /// at the ends. In long lines whole vectors go to aligned addresses.
     ///

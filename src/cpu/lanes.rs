@@ -71,7 +71,15 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
     /// self · a + b
     fn mul_add(self, a: Self, b: Self) -> Self;
 
-    /// self · 2ⁿ, rounded once. n is given twice: as it is, and in the low bits of `n + ROUND` with the `ROUND` of
+    /// n, the product self · a to the nearest whole number (of two as near, either), and with it what
+    /// [`ldexp`](Self::ldexp) may need: n in the low bits of `n + round`, a number whose neighbours are 1 apart.
+    #[inline(always)]
+    fn round_product(self, a: Self, round: Self) -> (Self, Self) {
+        let shifted = self.mul_add(a, round);
+        (shifted - round, shifted)
+    }
+
+    /// self · 2ⁿ, rounded once, for what [`round_product`](Self::round_product) gave with the `ROUND` of
     /// [`exp`](super::exp).
     fn ldexp(self, n: Self, shifted: Self) -> Self;
 

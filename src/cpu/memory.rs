@@ -36,7 +36,8 @@ impl<'a, T> Elements<'a, T> {
         unsafe { self.start.add(start) }
     }
 
-    pub fn bytes(&self) -> usize {
+    #[cfg(target_os = "linux")]
+    fn bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
 }

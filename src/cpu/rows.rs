@@ -14,12 +14,19 @@ const BLOCK_VECTORS: usize = 64;
 
 /// Lines up to this length keep their exponentials in the first cache rather than take them twice, …
 const KEPT: usize = 4096;
-/// … where there is room for more than one line, up to this many together …
-const TOGETHER: usize = 8;
-/// … and longer ones where their results are to be, up to this length, at which they would leave the second cache …
+/// … longer ones where their results are to be, up to this length, at which they would leave the second cache …
 const KEPT_IN_OUTPUT: usize = 1 << 18;
 /// … or, if results are halves, aside, up to this length.
 const KEPT_ASIDE: usize = 1 << 15;
+
+/// Short lines are this far apart at most that are in work together: one behind the other the first is read, …
+const MAX_LAG: usize = 2;
+/// … one is summed and one written.
+const IN_WORK: usize = (2 * MAX_LAG + 1).next_power_of_two();
+/// Lines up to this length are that far apart, others are neighbours.
+const FAR_APART: usize = 256;
+/// How many elements the memory system is to be ahead of them.
+const AHEAD: usize = 2048;
 
 /// How many blocks the memory system is to be ahead of the arithmetic.
 const AHEAD_BLOCKS: usize = 2;
@@ -106,6 +113,10 @@ unsafe fn exp_sum<S: Simd, T: Element>(
     )
 }
 
+/// Aligned so that no vector in it lies in two cache lines.
+#[repr(align(64))]
+struct CacheLines<T>(T);
+
 pub(super) struct Softmax<'a, T>(pub super::Forward<'a, T>);
 
 impl<T: Element> Softmax<'_, T> {
@@ -159,66 +170,81 @@ impl<T: Element> Softmax<'_, T> {
                 out,
                 len,
                 #[inline(always)]
-                |i, count| self.0.output.of(T::read::<S>(xs.add(i), count, T::Real::ZERO) - max, scale),
+                |i, count| {
+                    S::prefetch(out.wrapping_add(i + AHEAD));
+                    self.0.output.of(T::read::<S>(xs.add(i), count, T::Real::ZERO) - max, scale)
+                },
             )
         }
     }
 
-    /// Short lines: their maxima, then their sums, then the results from the exponentials of the sums. Some lines are taken
-    /// together, so that the steps from a vector to one number, which wait for each other in a line, overlap.
+    /// Short lines, three in work at a time where they fit into the first cache: while the sum of one is taken, the maximum
+    /// of a later one is found and the results of an earlier one are written. So memory is read and written all the
+    /// while, and nothing waits for the steps from a vector to one number, which wait for each other.
     ///
     /// # Safety
     /// As of [`Pass::whole`], with 0 < `len` ≤ [`KEPT`].
     #[inline(always)]
-    unsafe fn short<S: Simd>(&self, lines: Range<usize>, len: usize) {
-        let mut kept = [const { MaybeUninit::<T::Real>::uninit() }; KEPT];
-        let kept = kept.as_mut_ptr().cast::<T::Real>();
+    unsafe fn short<S: Simd>(&self, lines: Range<usize>, len: usize, output: Output) {
+        let mut kept = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; 2 * KEPT]);
         let kept_len = len.next_multiple_of(T::Lanes::<S>::COUNT);
-        let together = (KEPT / kept_len).clamp(1, TOGETHER);
-        let ahead = together * len;
-        let mut found = [Normalizer { max: T::Real::ZERO, sum: T::Real::ZERO }; TOGETHER];
-        for first in lines.clone().step_by(together) {
-            let count = together.min(lines.end - first);
-            let found = &mut found[..count];
-            let src: *const T = self.0.src.at(first * len, count * len);
-            let out = self.0.out.at(first * len, count * len);
-            // SAFETY of the block: the elements are there; `kept` has room for `together` lines of whole vectors, and is
-            // read where it was written; the rest by the caller's promise.
+        // How far apart the lines are.
+        let lag = if len <= FAR_APART { MAX_LAG } else { 1 };
+        let (start, count) = (lines.start * len, lines.len());
+        let short = Short {
+            src: self.0.src.at(start, count * len).cast_const(),
+            out: self.0.out.at(start, count * len),
+            kept: kept.0.as_mut_ptr().cast::<T::Real>(),
+            len,
+            kept_len,
+            ring: (lag + 1).next_power_of_two(),
+            ahead: lag * len + AHEAD,
+            output,
+        };
+        let mut found = [Normalizer { max: T::Real::ZERO, sum: T::Real::ONE }; IN_WORK];
+        for step in 0..count + 2 * lag {
+            let read = (step < count).then_some(step);
+            let summed = step.checked_sub(lag).filter(|&line| line < count);
+            let written = step.checked_sub(2 * lag);
+            // SAFETY of the block: the lines are there; `kept` has room for as many as are between their sum and their
+            // results, and is read where it was written; the rest by the caller's promise.
             unsafe {
-                for (i, line) in found.iter_mut().enumerate() {
-                    line.max = max_of::<S, T>(src.add(i * len), len);
-                }
-                for (i, line) in found.iter_mut().enumerate() {
-                    let (xs, kept) = (src.add(i * len), kept.add(i * kept_len));
-                    let sum = sum_of_blocks::<T::Lanes<S>>(
-                        len,
+                if let (Some(read), Some(summed), Some(written)) = (read, summed, written) {
+                    let mut max = T::Lanes::<S>::splat(T::Real::NEG_INFINITY);
+                    let xs = short.src.add(read * len);
+                    let line = found[summed % IN_WORK].max;
+                    let mut write = short.results::<S>(written, found[written % IN_WORK]);
+                    let sum = short.sum::<S>(
+                        summed,
+                        line,
                         #[inline(always)]
-                        |start, len| {
-                            exp_sum::<S, T>(
-                                xs.add(start),
-                                len,
-                                line.max,
-                                ahead,
-                                #[inline(always)]
-                                |i, _, exp| exp.store(kept.add(start + i)),
-                            )
+                        |i, count| {
+                            max = T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY).or_greater(max);
+                            write(i, count);
                         },
                     );
-                    *line = Normalizer::new(line.max, sum);
-                }
-                for (i, line) in found.iter().enumerate() {
-                    let (xs, out, kept) = (src.add(i * len), out.add(i * len), kept.add(i * kept_len));
-                    if self.0.output == Output::LogProbability {
-                        self.finish::<S>(xs, out, len, *line);
-                        continue;
+                    found[summed % IN_WORK] = Normalizer::new(line, sum);
+                    found[read % IN_WORK].max = max.max_across();
+                } else {
+                    if let Some(line) = read {
+                        found[line % IN_WORK].max = max_of::<S, T>(short.src.add(line * len), len);
                     }
-                    let scale = T::Lanes::<S>::splat(self.0.output.scale(line.sum));
-                    T::write::<S>(
-                        out,
-                        len,
-                        #[inline(always)]
-                        |i, _| T::Lanes::<S>::load(kept.add(i)) * scale,
-                    );
+                    if let Some(line) = summed {
+                        let max = found[line % IN_WORK].max;
+                        let sum = short.sum::<S>(
+                            line,
+                            max,
+                            #[inline(always)]
+                            |_, _| (),
+                        );
+                        found[line % IN_WORK] = Normalizer::new(max, sum);
+                    }
+                    if let Some(line) = written {
+                        let mut write = short.results::<S>(line, found[line % IN_WORK]);
+                        for i in (0..len).step_by(T::Lanes::<S>::COUNT) {
+                            write(i, T::Lanes::<S>::COUNT.min(len - i));
+                        }
+                    }
                 }
             }
         }
@@ -243,6 +269,7 @@ impl<T: Element> Softmax<'_, T> {
                 #[inline(always)]
                 |i, count, reference, exp| {
                     references[i / block] = reference;
+                    S::prefetch(kept.wrapping_add(i + AHEAD));
                     exp.put(kept.add(i), count);
                 },
             );
@@ -262,9 +289,94 @@ impl<T: Element> Softmax<'_, T> {
                 out,
                 len,
                 #[inline(always)]
-                // The maximum alone may have come out a little over its sum.
-                |i, count| (T::Lanes::<S>::get(kept.add(i), count) * scale).at_most(one),
+                |i, count| {
+                    S::prefetch(out.wrapping_add(i + AHEAD));
+                    // The maximum alone may have come out a little over its sum.
+                    (T::Lanes::<S>::get(kept.add(i), count) * scale).at_most(one)
+                },
             );
+        }
+    }
+}
+
+/// Short lines in work, by their number from the first of them.
+struct Short<T: Element> {
+    src: *const T,
+    out: *mut T,
+    /// The exponentials of the last `ring` lines that were summed, `kept_len` apart; a power of two.
+    kept: *mut T::Real,
+    len: usize,
+    kept_len: usize,
+    ring: usize,
+    /// How many elements are asked for ahead of the sum.
+    ahead: usize,
+    output: Output,
+}
+
+impl<T: Element> Short<T> {
+    /// # Safety
+    /// There is room for the line in `kept`.
+    #[inline(always)]
+    unsafe fn kept(&self, line: usize) -> *mut T::Real {
+        // SAFETY: as promised by the caller.
+        unsafe { self.kept.add((line & (self.ring - 1)) * self.kept_len) }
+    }
+
+    /// Σ exp(x − max) of the line, whose terms are kept. `meanwhile(start, count)` is called for each vector of a line.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, the line is there, and there is room for it in `kept`.
+    #[inline(always)]
+    unsafe fn sum<S: Simd>(&self, line: usize, max: T::Real, mut meanwhile: impl FnMut(usize, usize)) -> T::Real {
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            let (xs, kept) = (self.src.add(line * self.len), self.kept(line));
+            sum_of_blocks::<T::Lanes<S>>(
+                self.len,
+                #[inline(always)]
+                |start, len| {
+                    exp_sum::<S, T>(
+                        xs.add(start),
+                        len,
+                        max,
+                        self.ahead,
+                        #[inline(always)]
+                        |i, count, exp| {
+                            if self.output == Output::Probability {
+                                exp.store(kept.add(start + i));
+                            }
+                            meanwhile(start + i, count);
+                        },
+                    )
+                },
+            )
+        }
+    }
+
+    /// What writes the results of a line, vector by vector.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, the line is there, its exponentials are in `kept`, and the function answered
+    /// is called for vectors in a line.
+    #[inline(always)]
+    unsafe fn results<S: Simd>(&self, line: usize, found: Normalizer<T::Real>) -> impl FnMut(usize, usize) {
+        let output = self.output;
+        let max = T::Lanes::<S>::splat(found.max);
+        let scale = T::Lanes::<S>::splat(output.scale(found.sum));
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            let (xs, exps) = (self.src.add(line * self.len), self.kept(line));
+            let out = self.out.add(line * self.len);
+            #[inline(always)]
+            move |i, count| {
+                let result = match output {
+                    Output::Probability => T::Lanes::<S>::load(exps.add(i)) * scale,
+                    Output::LogProbability => T::read::<S>(xs.add(i), count, T::Real::ZERO) - max - scale,
+                };
+                // Memory that is written is read first.
+                S::prefetch(out.wrapping_add(i + AHEAD));
+                T::put::<S>(result, out.add(i), count);
+            }
         }
     }
 }
@@ -312,7 +424,10 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
         // SAFETY: as promised by the caller; what is kept aside has room for a line.
         unsafe {
             if len <= KEPT {
-                return self.short::<S>(lines, len);
+                return match self.0.output {
+                    Output::Probability => self.short::<S>(lines, len, Output::Probability),
+                    Output::LogProbability => self.short::<S>(lines, len, Output::LogProbability),
+                };
             }
             for line in lines {
                 match keep {

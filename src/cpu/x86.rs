@@ -275,12 +275,20 @@ impl Lanes for F64x4 {
     }
 }
 
+const ROUND_TO_WHOLE: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
 impl Lanes for F32x16 {
     const FUSED: bool = true;
 
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
         Self(unsafe { _mm512_fmadd_ps(self.0, a.0, b.0) })
+    }
+    #[inline(always)]
+    fn round_product(self, a: Self, _: Self) -> (Self, Self) {
+        // One instruction that no other waits for, where adding and subtracting are two.
+        let n = Self(unsafe { _mm512_roundscale_ps::<ROUND_TO_WHOLE>((self * a).0) });
+        (n, n)
     }
     #[inline(always)]
     fn ldexp(self, n: Self, _: Self) -> Self {
@@ -306,6 +314,12 @@ impl Lanes for F64x8 {
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
         Self(unsafe { _mm512_fmadd_pd(self.0, a.0, b.0) })
+    }
+    #[inline(always)]
+    fn round_product(self, a: Self, _: Self) -> (Self, Self) {
+        // One instruction that no other waits for, where adding and subtracting are two.
+        let n = Self(unsafe { _mm512_roundscale_pd::<ROUND_TO_WHOLE>((self * a).0) });
+        (n, n)
     }
     #[inline(always)]
     fn ldexp(self, n: Self, _: Self) -> Self {

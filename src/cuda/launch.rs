@@ -117,21 +117,24 @@ fn check_lengths<const N: usize>(lines: Lines, lengths: [usize; N]) -> Result<()
     Ok(())
 }
 
+/// Without `x`, over what is in `y`: every kernel reads the elements of a line, and of no other, before it writes them, or for the
+/// last time in the thread that then writes them; `x` is not `__restrict__`, so its loads are coherent.
 pub(super) fn softmax<T: CudaElement>(
     device: &CudaDevice,
-    x: CudaView<'_, T>,
+    x: Option<CudaView<'_, T>>,
     y: &mut CudaViewMut<'_, T>,
     lines: Lines,
     plan: Plan,
     output: Output,
 ) -> Result<()> {
-    check_lengths(lines, [x.len(), y.len()])?;
+    check_lengths(lines, [x.as_ref().map_or(y.len(), |x| x.len()), y.len()])?;
     let stream = device.cuda_stream();
     let key = |kernel| Key { kernel, output, dtype: T::NAME };
     let (count, len, inner) = (lines.count() as u64, lines.len as u64, lines.inner as u64);
     let parameter = plan.parameter as u64;
-    let (x, _x_read) = x.device_ptr(&stream);
+    let x = x.as_ref().map(|x| x.device_ptr(&stream));
     let (y, _y_written) = y.device_ptr_mut(&stream);
+    let x = x.as_ref().map_or(y, |(x, _read)| *x);
     let tensors = Arguments::new().push(x).push(y);
     // SAFETY (of all launches below): these are the parameters of the kernels named; x and y hold lines × len elements,
     // checked above; a plan covers all lines, and the kernels mask or stride over what lies beyond.

@@ -64,6 +64,29 @@ pub(crate) fn softmax_into(
     by_dtype!(op.name, storage.dtype(), run(op, lines, storage, layout, out, out_elements))
 }
 
+/// The same over the input.
+pub(crate) fn softmax_inplace(
+    op: &Softmax,
+    lines: Lines,
+    storage: &mut CudaStorage,
+    elements: Range<usize>,
+) -> Result<()> {
+    fn run<T: CudaElement>(
+        op: &Softmax,
+        lines: Lines,
+        storage: &mut CudaStorage,
+        elements: Range<usize>,
+    ) -> Result<()> {
+        let device = storage.device().clone();
+        match storage.as_cuda_slice_mut::<T>()?.try_slice_mut(elements) {
+            Some(mut xs) if lines.elem_count() > 0 => launch(op, lines, &device, None, &mut xs),
+            Some(_) => Ok(()),
+            None => candle_core::bail!("{}: a tensor outside its storage", op.name),
+        }
+    }
+    by_dtype!(op.name, storage.dtype(), run(op, lines, storage, elements))
+}
+
 /// Which kernel `op` takes for `xs`.
 pub(crate) fn kernel_name(op: &Softmax, xs: &Tensor, device: &CudaDevice) -> Result<String> {
     let lines = op.lines(xs.layout())?;
@@ -80,14 +103,24 @@ fn write<T: CudaElement>(
     layout: &Layout,
     out: &mut CudaViewMut<'_, T>,
 ) -> Result<()> {
-    let device = storage.device();
     let x = contiguous(op.name, storage, layout)?;
-    let x = elements(&x, lines)?;
+    launch(op, lines, storage.device(), Some(elements(&x, lines)?), out)
+}
+
+/// Plans and launches the kernel; without `x`, in place.
+fn launch<T: CudaElement>(
+    op: &Softmax,
+    lines: Lines,
+    device: &CudaDevice,
+    x: Option<CudaView<'_, T>>,
+    out: &mut CudaViewMut<'_, T>,
+) -> Result<()> {
     let stream = device.cuda_stream();
+    let output_alignment = alignment(out.device_ptr(&stream).0);
     let elements = Elements {
         size: size_of::<T>(),
-        input_alignment: alignment(x.device_ptr(&stream).0),
-        output_alignment: alignment(out.device_ptr(&stream).0),
+        input_alignment: x.as_ref().map_or(output_alignment, |x| alignment(x.device_ptr(&stream).0)),
+        output_alignment,
     };
     let plan = plan::softmax(lines, op.schedule, elements, functions::facts(device)?);
     launch::softmax(device, x, out, lines, plan, op.output)

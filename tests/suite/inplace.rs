@@ -1,13 +1,16 @@
 //! Softmax written over its input.
 
-use crate::support::{check_result, normal, tensor, values, Op, DTYPES};
+use crate::support::{check_result, devices, normal, tensor, values, within_cap, Op, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var, D};
 use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
 
-/// The shapes reach every path: short lines, lines in blocks, split lines, strips, split strips.
-const SHAPES: [(usize, usize, usize); 9] = [
+/// The shapes reach every path: short lines, lines in blocks, split lines, strips, split strips; on CUDA lines in registers
+/// (of whole packs or not), in clusters, split and side by side.
+const SHAPES: [(usize, usize, usize); 11] = [
     (7, 1, 1),
     (300, 5, 1),
+    (400, 64, 1),
+    (50, 1024, 1),
     (9, 100, 1),
     (5, 4097, 1),
     (3, 70_001, 1),
@@ -19,14 +22,17 @@ const SHAPES: [(usize, usize, usize); 9] = [
 
 #[test]
 fn any_dimension_and_dtype() -> Result<()> {
-    for (i, &(outer, len, inner)) in SHAPES.iter().enumerate() {
-        for dtype in DTYPES {
-            let shape = (outer, len, inner);
-            let xs = tensor(&normal(outer * len * inner, 3.0, i as u64), shape, dtype, &Device::Cpu)?;
-            let ys = xs.copy()?;
-            ops::softmax_inplace(&ys, 1)?;
-            check_result(Op::Softmax, &xs, 1, &ys)?;
-            assert!(values(&ys)? == values(&ops::softmax(&xs, 1)?)?, "{shape:?} {dtype:?}: not the bits of softmax");
+    for device in devices() {
+        for (i, &(outer, len, inner)) in SHAPES.iter().enumerate().filter(|(_, (o, l, i))| within_cap(o * l * i)) {
+            for dtype in DTYPES {
+                let shape = (outer, len, inner);
+                let xs = tensor(&normal(outer * len * inner, 3.0, i as u64), shape, dtype, &device)?;
+                let ys = xs.copy()?;
+                ops::softmax_inplace(&ys, 1)?;
+                check_result(Op::Softmax, &xs, 1, &ys)?;
+                let same = values(&ys)? == values(&ops::softmax(&xs, 1)?)?;
+                assert!(same, "{shape:?} {dtype:?} on {device:?}: not the bits of softmax");
+            }
         }
     }
     Ok(())
@@ -34,16 +40,18 @@ fn any_dimension_and_dtype() -> Result<()> {
 
 #[test]
 fn the_ops() -> Result<()> {
-    for len in [1, 40, 5000, 200_000] {
-        let xs = tensor(&normal(3 * len, 3.0, 1), (3, len), DType::F32, &Device::Cpu)?;
-        for op in [Op::Safe, Op::Online, Op::Reduce] {
-            let ys = xs.copy()?;
-            match op {
-                Op::Safe => ys.inplace_op1(&SafeSoftmax)?,
-                Op::Online => ys.inplace_op1(&OnlineSoftmax)?,
-                _ => ys.inplace_op1(&ReduceSoftmax)?,
+    for device in devices() {
+        for len in [1, 40, 5000, 200_000].into_iter().filter(|len| within_cap(3 * len)) {
+            let xs = tensor(&normal(3 * len, 3.0, 1), (3, len), DType::F32, &device)?;
+            for op in [Op::Safe, Op::Online, Op::Reduce] {
+                let ys = xs.copy()?;
+                match op {
+                    Op::Safe => ys.inplace_op1(&SafeSoftmax)?,
+                    Op::Online => ys.inplace_op1(&OnlineSoftmax)?,
+                    _ => ys.inplace_op1(&ReduceSoftmax)?,
+                }
+                check_result(op, &xs, 1, &ys)?;
             }
-            check_result(op, &xs, 1, &ys)?;
         }
     }
     Ok(())
@@ -51,13 +59,18 @@ fn the_ops() -> Result<()> {
 
 #[test]
 fn a_part_of_a_tensor_leaves_the_rest_alone() -> Result<()> {
-    let xs = tensor(&normal(6 * 100, 3.0, 2), (6, 100), DType::F32, &Device::Cpu)?;
-    let whole = xs.copy()?;
-    let part = whole.narrow(0, 2, 3)?;
-    ops::softmax_inplace(&part, D::Minus1)?;
-    check_result(Op::Softmax, &xs.narrow(0, 2, 3)?, 1, &part)?;
-    for row in [0, 1, 5] {
-        assert_eq!(values(&whole.get(row)?)?, values(&xs.get(row)?)?);
+    // The part starts at a multiple of 16 bytes, or does not.
+    for (device, len) in devices().iter().flat_map(|device| [100, 101, 7001].map(|len| (device, len))) {
+        for dtype in DTYPES.into_iter().filter(|_| within_cap(6 * len)) {
+            let xs = tensor(&normal(6 * len, 3.0, 2), (6, len), dtype, device)?;
+            let whole = xs.copy()?;
+            let part = whole.narrow(0, 1, 4)?;
+            ops::softmax_inplace(&part, D::Minus1)?;
+            check_result(Op::Softmax, &xs.narrow(0, 1, 4)?, 1, &part)?;
+            for row in [0, 5] {
+                assert_eq!(values(&whole.get(row)?)?, values(&xs.get(row)?)?);
+            }
+        }
     }
     Ok(())
 }
@@ -65,35 +78,40 @@ fn a_part_of_a_tensor_leaves_the_rest_alone() -> Result<()> {
 #[test]
 fn special_values_and_empty_tensors() -> Result<()> {
     let inf = f32::INFINITY;
-    let xs = Tensor::new(&[[0f32, f32::NAN], [inf, 0.], [-inf, -inf], [-inf, 1.]], &Device::Cpu)?;
-    ops::softmax_inplace(&xs, 1)?;
-    let ys = xs.to_vec2::<f32>()?;
-    assert!(ys[..3].iter().flatten().all(|y| y.is_nan()), "{ys:?}");
-    assert_eq!(ys[3], [0.0, 1.0]);
-    for shape in [(0, 4), (4, 0)] {
-        ops::softmax_inplace(&Tensor::zeros(shape, DType::F32, &Device::Cpu)?, 1)?;
+    for device in devices() {
+        let xs = Tensor::new(&[[0f32, f32::NAN], [inf, 0.], [-inf, -inf], [-inf, 1.]], &device)?;
+        ops::softmax_inplace(&xs, 1)?;
+        let ys = xs.to_vec2::<f32>()?;
+        assert!(ys[..3].iter().flatten().all(|y| y.is_nan()), "{ys:?}");
+        assert_eq!(ys[3], [0.0, 1.0]);
+        for shape in [(0, 4), (4, 0)] {
+            ops::softmax_inplace(&Tensor::zeros(shape, DType::F32, &device)?, 1)?;
+        }
     }
     Ok(())
 }
 
 #[test]
 fn errors() -> Result<()> {
-    let device = Device::Cpu;
-    let var = Var::new(&[[0f32, 1.], [2., 3.]], &device)?;
+    devices().iter().try_for_each(errors_on)
+}
+
+fn errors_on(device: &Device) -> Result<()> {
+    let var = Var::new(&[[0f32, 1.], [2., 3.]], device)?;
     for tracked in [var.as_tensor().clone(), (var.as_tensor() * 2.0)?] {
         let before = values(&tracked)?;
         let error = ops::softmax_inplace(&tracked, 1).unwrap_err().to_string();
         assert!(error.contains("softmax-inplace") && error.contains("gradients"), "{error}");
         assert_eq!(values(&tracked)?, before);
     }
-    let xs = Tensor::zeros((4, 6), DType::F32, &device)?;
+    let xs = Tensor::zeros((4, 6), DType::F32, device)?;
     for strided in [xs.t()?, xs.narrow(1, 1, 3)?, xs.narrow(0, 0, 1)?.broadcast_as((3, 6))?] {
         let error = ops::softmax_inplace(&strided, 1).unwrap_err().to_string();
         assert!(error.contains("contiguous") && error.contains("ops::softmax"), "{error}");
     }
-    let error = ops::softmax_inplace(&Tensor::zeros((2, 2), DType::U32, &device)?, 1).unwrap_err().to_string();
+    let error = ops::softmax_inplace(&Tensor::zeros((2, 2), DType::U32, device)?, 1).unwrap_err().to_string();
     assert!(error.contains("U32") && error.contains("to_dtype"), "{error}");
-    assert!(ops::softmax_inplace(&Tensor::new(1f32, &device)?, 0).is_err());
+    assert!(ops::softmax_inplace(&Tensor::new(1f32, device)?, 0).is_err());
     assert!(ops::softmax_inplace(&xs, 2).is_err());
     Ok(())
 }
