@@ -19,7 +19,7 @@ struct RegisterLine {
     using R = Real<T>;
     static constexpr int PER_UNIT = Element<T>::PER_UNIT;
     static constexpr int SIZE = WHOLE ? 16 / sizeof(T) : PER_UNIT;  // of a pack
-    static constexpr int PACKS = COUNT / SIZE, UNITS = COUNT / PER_UNIT, PACK_UNITS = SIZE / PER_UNIT;
+    static constexpr int PACKS = COUNT / SIZE;
     static_assert(PACKS * SIZE == COUNT, "whole packs");
     // Exponentials take the place of the elements, but many of half precision stay two to a register and are computed twice.
     static constexpr bool KEEPS = PER_UNIT == 1 || !WHOLE || COUNT <= 16;
