@@ -1,7 +1,9 @@
 //! Measures on the CPU, in a process of its own for each number of threads.
 
 use crate::report::{parse_csv, to_csv, Facts, Row};
-use crate::shapes::{dim_name, shape_name, CpuShape, CANDLE, CANDLE_LAST_DIM, CPU_SHAPES, OURS, OURS_OUT};
+use crate::shapes::{
+    dim_name, shape_name, CpuShape, CANDLE, CANDLE_LAST_DIM, CPU_SHAPES, OURS, OURS_IN_PLACE, OURS_OUT,
+};
 use crate::{check, common, median, Args};
 use anyhow::{ensure, Context, Result};
 use candle_core::{scalar::Scalar, CpuStorage, DType, Device, Storage, Tensor, Var};
@@ -42,6 +44,8 @@ struct Case<'a> {
     dtype: DType,
     xs: Tensor,
     out: Tensor,
+    /// What is written over: at first the input, then the result of the call before.
+    again: Tensor,
 }
 
 /// Something to time: (op, implementation, call).
@@ -81,7 +85,7 @@ fn measure(args: &Args) -> Result<Vec<Row>> {
                         implementation: implementation.to_string(),
                         call_us: Some(us),
                         kernel: match *implementation {
-                            OURS | OURS_OUT => testing::kernel_name(Op::Chosen, &case.xs, shape.dim)?,
+                            OURS | OURS_OUT | OURS_IN_PLACE => testing::kernel_name(Op::Chosen, &case.xs, shape.dim)?,
                             _ => String::new(),
                         },
                         max_error,
@@ -104,7 +108,8 @@ impl<'a> Case<'a> {
         let values: Vec<f32> = block.iter().copied().cycle().take(len).collect();
         let xs = Tensor::from_vec(values, shape.dims, &Device::Cpu)?.to_dtype(dtype)?;
         let out = Tensor::ones(shape.dims, dtype, &Device::Cpu)?;
-        Ok(Self { shape, dtype, xs, out })
+        let again = xs.copy()?;
+        Ok(Self { shape, dtype, xs, out, again })
     }
 
     fn check(&self, op: Op) -> Result<f64> {
@@ -125,6 +130,7 @@ impl<'a> Case<'a> {
             ("copy", "copy out", Box::new(|| copy(&self.xs, &self.out))),
             ("softmax", OURS, Box::new(move || discard(ops::softmax(xs, dim)))),
             ("softmax", OURS_OUT, Box::new(move || Ok(testing::softmax_into(Op::Chosen, &self.xs, dim, &self.out)?))),
+            ("softmax", OURS_IN_PLACE, Box::new(move || Ok(ops::softmax_inplace(&self.again, dim)?))),
             ("softmax", CANDLE, Box::new(move || discard(candle_nn::ops::softmax(xs, dim)))),
         ];
         if dim + 1 == self.shape.dims.len() {

@@ -1,7 +1,8 @@
 //! Results as rows of a CSV file, and the tables printed from them.
 
 use crate::shapes::{
-    dim_name, shape_name, Target, CANDLE, CANDLE_LAST_DIM, CPU_SHAPES, CPU_TARGETS, GPU_SHAPES, OURS, OURS_OUT,
+    dim_name, shape_name, Target, CANDLE, CANDLE_LAST_DIM, CPU_SHAPES, CPU_TARGETS, GPU_SHAPES, OURS, OURS_IN_PLACE,
+    OURS_OUT,
 };
 use anyhow::{bail, Context, Result};
 use candle_core::DType;
@@ -472,7 +473,7 @@ fn print_first_calls(rows: &[Row]) {
 }
 
 /// The implementations of the CPU's table, in the order of its columns.
-const CPU_COLUMNS: [&str; 5] = [OURS, OURS_OUT, "copy out", CANDLE, CANDLE_LAST_DIM];
+const CPU_COLUMNS: [&str; 6] = [OURS, OURS_OUT, OURS_IN_PLACE, "copy out", CANDLE, CANDLE_LAST_DIM];
 
 fn print_cpu(rows: &[Row], peers: &[Row]) {
     let names = peer_names(rows, peers);
@@ -525,7 +526,12 @@ fn print_cpu(rows: &[Row], peers: &[Row]) {
                 goal.shape.into(),
                 dtype.to_string(),
                 goal.threads.to_string(),
-                if goal.ours == OURS_OUT { "out" } else { "as called" }.into(),
+                match goal.ours {
+                    OURS_OUT => "out",
+                    OURS_IN_PLACE => "in place",
+                    _ => "as called",
+                }
+                .into(),
                 goal.reference.into(),
                 micros(ours),
                 micros(reference),
