@@ -54,11 +54,9 @@ pub(crate) fn softmax_into(
         out: &mut CudaStorage,
         out_elements: Range<usize>,
     ) -> Result<()> {
-        let out = out.as_cuda_slice_mut::<T>()?;
-        match out.try_slice_mut(out_elements) {
-            Some(mut out) if lines.elem_count() > 0 => write(op, lines, storage, layout, &mut out),
-            Some(_) => Ok(()),
-            None => candle_core::bail!("{}: an output outside its storage", op.name),
+        match elements_mut(op.name, out, out_elements)? {
+            Some(mut out) => write::<T>(op, lines, storage, layout, &mut out),
+            None => Ok(()),
         }
     }
     by_dtype!(op.name, storage.dtype(), run(op, lines, storage, layout, out, out_elements))
@@ -78,10 +76,9 @@ pub(crate) fn softmax_inplace(
         elements: Range<usize>,
     ) -> Result<()> {
         let device = storage.device().clone();
-        match storage.as_cuda_slice_mut::<T>()?.try_slice_mut(elements) {
-            Some(mut xs) if lines.elem_count() > 0 => launch(op, lines, &device, None, &mut xs),
-            Some(_) => Ok(()),
-            None => candle_core::bail!("{}: a tensor outside its storage", op.name),
+        match elements_mut(op.name, storage, elements)? {
+            Some(mut xs) => launch::<T>(op, lines, &device, None, &mut xs),
+            None => Ok(()),
         }
     }
     by_dtype!(op.name, storage.dtype(), run(op, lines, storage, elements))
@@ -192,6 +189,20 @@ fn elements<'a, T: CudaElement>(x: &'a Contiguous<CudaStorage>, lines: Lines) ->
     match slice.try_slice(range.clone()) {
         Some(view) => Ok(view),
         None => candle_core::bail!("candle-softmax: {lines:?} at {range:?} lie outside a storage of {}", slice.len()),
+    }
+}
+
+/// Elements that are to be written, unless there are none.
+fn elements_mut<'a, T: CudaElement>(
+    name: &'static str,
+    storage: &'a mut CudaStorage,
+    range: Range<usize>,
+) -> Result<Option<CudaViewMut<'a, T>>> {
+    let slice = storage.as_cuda_slice_mut::<T>()?;
+    let len = slice.len();
+    match slice.try_slice_mut(range.clone()) {
+        Some(view) => Ok((!range.is_empty()).then_some(view)),
+        None => candle_core::bail!("{name}: elements {range:?} lie outside a storage of {len}"),
     }
 }
 
