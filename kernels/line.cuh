@@ -78,6 +78,26 @@ struct DirectLogits {
     }
 };
 
+// What is divided by again and again: i / n by a multiplication, exact while i * n is below 2^32.
+struct Divisor {
+    int n;
+    uint32_t inverse;
+    __device__ __forceinline__ explicit Divisor(int n) : n(n), inverse(0xffffffffu / n + 1) {}
+    __device__ __forceinline__ int quotient(int i) const { return n == 1 ? i : __umulhi(i, inverse); }
+};
+
+// Calls f with tiles of a line in shared memory, filled up with -inf at its end.
+template <int TILE, typename R, typename F>
+__device__ __forceinline__ void each_tile_of(const R* line, int len, F f) {
+#pragma unroll 1
+    for (int from = 0; from < len; from += TILE) {
+        R tile[TILE];
+#pragma unroll
+        for (int k = 0; k < TILE; k++) tile[k] = from + k < len ? line[from + k] : negative_infinity<R>();
+        f(tile);
+    }
+}
+
 // One contiguous line for each thread of a block. The block moves tiles of all its lines through shared memory, so that
 // global accesses are coalesced although each thread works on a line of its own. Every thread of the block must make
 // the same calls.
@@ -107,11 +127,10 @@ struct StagedLogits {
     template <typename F>
     __device__ __forceinline__ void each_staged(int64_t column, F f) const {
         const int columns = columns_at(column);
-        // i / columns by a multiplication, exact for numbers as small as these
-        const uint32_t inverse = 0xffffffffu / columns + 1;
+        const Divisor by_columns(columns);
 #pragma unroll 4
         for (int i = threadIdx.x; i < lines * columns; i += LINES) {
-            const int line = columns == 1 ? i : __umulhi(i, inverse), at = i - line * columns;
+            const int line = by_columns.quotient(i), at = i - line * columns;
             f(line * PITCH + at, line * len + column + at);
         }
     }
@@ -128,14 +147,7 @@ struct StagedLogits {
     __device__ __forceinline__ void each_tile(F f) {
         for (int64_t column = 0; column < len; column += COLUMNS) {
             stage(column);
-            const int columns = threadIdx.x < lines ? columns_at(column) : 0;
-#pragma unroll 1
-            for (int from = 0; from < columns; from += TILE) {
-                R tile[TILE];
-#pragma unroll
-                for (int k = 0; k < TILE; k++) tile[k] = from + k < columns ? own()[from + k] : negative_infinity<R>();
-                f(tile);
-            }
+            each_tile_of<TILE>(own(), threadIdx.x < lines ? columns_at(column) : 0, f);
         }
     }
 
@@ -176,10 +188,10 @@ struct WarpLogits {
     // f(place in shared memory, offset in global memory) for every `step`-th element of the lines.
     template <typename F>
     __device__ __forceinline__ void each(int step, F f) const {
-        const uint32_t inverse = 0xffffffffu / len + 1;  // i / len by a multiplication, exact for numbers as small as these
+        const Divisor by_len(len);
 #pragma unroll 4
         for (int i = threadIdx.x % 32 * step; i < lines * len; i += 32 * step) {
-            const int line = len == 1 ? i : __umulhi(i, inverse);
+            const int line = by_len.quotient(i);
             f(line * pitch + i - line * len, i);
         }
     }
@@ -199,13 +211,7 @@ struct WarpLogits {
 
     template <typename F>
     __device__ __forceinline__ void each_tile(F f) const {
-#pragma unroll 1
-        for (int from = 0; from < len; from += TILE) {
-            R tile[TILE];
-#pragma unroll
-            for (int k = 0; k < TILE; k++) tile[k] = from + k < len ? own()[from + k] : negative_infinity<R>();
-            f(tile);
-        }
+        each_tile_of<TILE>(own(), len, f);
     }
 
     template <typename F>
