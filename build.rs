@@ -22,7 +22,6 @@ mod cuda {
         (75, "kernels/safe_softmax", ALL),
         (75, "kernels/online_softmax", ALL),
         (75, "kernels/reduce_softmax", ALL),
-        (75, "kernels/softmax_backward", ALL),
         (75, "kernels/warp_softmax", ALL),
         (75, "kernels/block_softmax", ALL),
         (75, "kernels/block_any_softmax", ALL),
@@ -40,6 +39,38 @@ mod cuda {
         (90, "kernels/hopper/cluster_softmax", ALL),
         (90, "kernels/hopper/cluster_long_softmax", HALF),
         (90, "kernels/hopper/cluster_any_softmax", ALL),
+    ];
+
+    /// The same for kernels that are told at run time what to write.
+    const KERNELS_OF_ANY_OUTPUT: &[(usize, &str, &[&str])] = &[
+        (75, "kernels/softmax_backward", ALL),
+        (75, "kernels/register_backward", ALL),
+        (90, "kernels/register_backward", HALF),
+        (90, "kernels/hopper/cluster_backward", ALL),
+        (75, "kernels/fused_warp", ALL),
+        (75, "kernels/fused_warp_window", ALL),
+        (75, "kernels/fused_warp_any", ALL),
+        (75, "kernels/fused_block", ALL),
+        (75, "kernels/fused_block_window", ALL),
+        (75, "kernels/fused_block_any", ALL),
+        (75, "kernels/fused_reduce", ALL),
+        (75, "kernels/fused_backward_warp", ALL),
+        (75, "kernels/fused_backward_warp_any", ALL),
+        (75, "kernels/fused_backward_block", ALL),
+        (75, "kernels/fused_backward_block_any", ALL),
+        (75, "kernels/fused_backward_reduce", ALL),
+        (90, "kernels/fused_warp", HALF),
+        (90, "kernels/fused_warp_window", HALF),
+        (90, "kernels/fused_block", HALF),
+        (90, "kernels/fused_block_window", HALF),
+        (90, "kernels/fused_backward_warp", HALF),
+        (90, "kernels/fused_backward_block", HALF),
+        (90, "kernels/hopper/fused_cluster", ALL),
+        (75, "kernels/statistics", ALL),
+        (75, "kernels/loss_backward", ALL),
+        (75, "kernels/top_k", ALL),
+        (90, "kernels/statistics", HALF),
+        (90, "kernels/loss_backward", HALF),
     ];
 
     pub fn compile_kernels() {
@@ -63,15 +94,17 @@ mod cuda {
             let folder = empty_folder(out_dir.join(format!("sm_{capability}")));
             // A module of its own for each dtype and output keeps what the driver compiles at a first call small.
             let mut sources = vec![];
-            for (_, source, dtypes) in KERNELS.iter().filter(|kernel| kernel.0 == capability) {
+            let of_each_output =
+                KERNELS.iter().flat_map(|kernel| ["_probability", "_log_probability"].map(|output| (kernel, output)));
+            let of_any_output = KERNELS_OF_ANY_OUTPUT.iter().map(|kernel| (kernel, ""));
+            let chosen = of_each_output.chain(of_any_output).filter(|(kernel, _)| kernel.0 == capability);
+            for ((_, source, dtypes), output) in chosen {
                 let stem = Path::new(source).file_name().and_then(|name| name.to_str()).expect("a file's name");
-                for (dtype, output) in
-                    dtypes.iter().flat_map(|dtype| ["probability", "log_probability"].map(|o| (dtype, o)))
-                {
-                    let name = format!("{stem}_{dtype}_{output}");
+                for dtype in *dtypes {
+                    let name = format!("{stem}_{dtype}{output}");
                     let path = folder.join(format!("{name}.cu"));
                     let text = format!(
-                        "#define ONLY_{}\n#define ONLY_{}\n#include {:?}\n",
+                        "#define ONLY_{}\n#define ONLY{}\n#include {:?}\n",
                         dtype.to_uppercase(),
                         output.to_uppercase(),
                         root.join(format!("{source}.cu"))

@@ -7,6 +7,8 @@
 //!
 //! A kernel's ceiling is a copy: it reads and writes each element once, as softmax has to.
 
+#[path = "softmax/around.rs"]
+mod around;
 #[path = "../examples/common/mod.rs"]
 mod common;
 #[path = "softmax/cpu.rs"]
@@ -64,6 +66,9 @@ pub struct Args {
     /// Only time the first call in a fresh process, without the driver's cache of compiled kernels
     #[arg(long)]
     first_call: bool,
+    /// Not softmax itself but what models have around it: backward, the builder's options, losses
+    #[arg(long)]
+    around: bool,
     /// On the CPU: numbers of threads
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
     threads: Vec<usize>,
@@ -102,7 +107,11 @@ fn main() -> Result<()> {
     if args.child {
         return Ok(());
     }
-    report::print(&rows, &peers);
+    if args.around {
+        around::print(&rows);
+    } else {
+        report::print(&rows, &peers);
+    }
     if let Some(path) = &args.out {
         report::write_csv(path, &rows)?;
     }
@@ -130,7 +139,10 @@ fn measure(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
     };
     match device {
         #[cfg(feature = "cuda")]
+        Device::Cuda(_) if args.around => gpu::run_around(args, &device),
+        #[cfg(feature = "cuda")]
         Device::Cuda(_) => gpu::run(args, &device),
+        _ if args.around => bail!("--around is measured on a GPU, and there is none"),
         _ if args.first_call => bail!("--first-call is about the GPU, and there is none"),
         _ => cpu::run(args),
     }
@@ -139,7 +151,8 @@ fn measure(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
 fn known_shapes() -> Vec<String> {
     let gpu = shapes::GPU_SHAPES.iter().map(|shape| shape.dims);
     let cpu = shapes::CPU_SHAPES.iter().map(|shape| shape.dims);
-    let mut names: Vec<String> = gpu.chain(cpu).map(shapes::shape_name).collect();
+    let around = around::AROUND.iter().map(|around| around.dims);
+    let mut names: Vec<String> = gpu.chain(cpu).chain(around).map(shapes::shape_name).collect();
     names.sort();
     names.dedup();
     names

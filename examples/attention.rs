@@ -4,14 +4,15 @@
 //!     cargo run --release --example attention -- book.txt          # files of your own
 //!     cargo run --release --features cuda --example attention -- --device cuda --steps 2000 --layers 6 --dim 384
 //!
-//! Before that it makes the same first steps twice, with `candle_nn::ops::softmax` and with this crate's, and
-//! compares the two losses: a drop-in replacement has to train the same model.
+//! Before that it makes the same first steps twice, with scale, mask and `candle_nn::ops::softmax` one after the other and with
+//! this crate's softmax that does all of it at once, and compares the two losses: both have to train the same model.
 
 mod common;
 
 use anyhow::{bail, ensure, Context, Result};
 use candle_core::{DType, Device, Tensor, Var, D};
 use candle_nn::{AdamW, Embedding, LayerNorm, Linear, Module, Optimizer, VarBuilder, VarMap};
+use candle_softmax::Softmax;
 use clap::Parser;
 use rand::distr::{weighted::WeightedIndex, Distribution};
 use rand::{rngs::StdRng, Rng, SeedableRng};
@@ -61,11 +62,15 @@ struct Args {
     device: Device,
 }
 
-/// A softmax over the last dimension.
-type Softmax = fn(&Tensor) -> candle_core::Result<Tensor>;
+/// From scores (batch, heads, time, time) and what they are multiplied with to how much each position attends to each, none
+/// to those after it.
+type Attend = fn(&Tensor, f64) -> candle_core::Result<Tensor>;
 
-const CANDLE: Softmax = |xs| candle_nn::ops::softmax(xs, D::Minus1);
-const OURS: Softmax = |xs| candle_softmax::ops::softmax(xs, D::Minus1);
+const CANDLE: Attend = |scores, scale| {
+    let mask = causal_mask(scores.dim(D::Minus1)?, scores.device())?;
+    candle_nn::ops::softmax(&(scores * scale)?.broadcast_add(&mask)?, D::Minus1)
+};
+const OURS: Attend = |scores, scale| Softmax::new().scale(scale).causal().forward(scores);
 
 /// Largest relative difference of two losses that still counts as the same training: f32 rounding, amplified by
 /// the steps it goes through.
@@ -127,7 +132,7 @@ fn main() -> Result<()> {
     }
 
     set(&vars, &weights)?;
-    println!("\ntraining with candle_softmax::ops::softmax (losses in nats per character)");
+    println!("\ntraining with candle_softmax::Softmax (losses in nats per character)");
     println!("character frequencies alone: {:.4}", corpus.entropy());
     println!("validation loss before:      {:.4}", validation_loss(&args, &corpus, &model)?);
     train(&args, &corpus, &model, &vars)?;
@@ -239,21 +244,20 @@ impl Gpt {
     }
 
     /// From (batch, time) tokens to (batch, time, vocabulary) logits of the token after each.
-    fn forward(&self, tokens: &Tensor, softmax: Softmax) -> candle_core::Result<Tensor> {
+    fn forward(&self, tokens: &Tensor, attend: Attend) -> candle_core::Result<Tensor> {
         let (_, time) = tokens.dims2()?;
         let positions = Tensor::arange(0, time as u32, tokens.device())?;
-        let mask = causal_mask(time, tokens.device())?;
         let tokens = self.tokens.forward(tokens)?;
         let mut xs = tokens.broadcast_add(&self.positions.forward(&positions)?)?;
         for block in &self.blocks {
-            xs = block.forward(&xs, &mask, softmax)?;
+            xs = block.forward(&xs, attend)?;
         }
         self.head.forward(&self.norm.forward(&xs)?)
     }
 
     /// Mean cross-entropy, in nats per character, of the tokens after each.
-    fn loss(&self, batch: &Batch, softmax: Softmax) -> candle_core::Result<Tensor> {
-        let logits = self.forward(&batch.inputs, softmax)?.flatten_to(1)?;
+    fn loss(&self, batch: &Batch, attend: Attend) -> candle_core::Result<Tensor> {
+        let logits = self.forward(&batch.inputs, attend)?.flatten_to(1)?;
         candle_nn::loss::cross_entropy(&logits, &batch.targets)
     }
 }
@@ -293,8 +297,8 @@ impl Block {
         })
     }
 
-    fn forward(&self, xs: &Tensor, mask: &Tensor, softmax: Softmax) -> candle_core::Result<Tensor> {
-        let attention = self.attention.forward(&self.attention_norm.forward(xs)?, mask, softmax)?;
+    fn forward(&self, xs: &Tensor, attend: Attend) -> candle_core::Result<Tensor> {
+        let attention = self.attention.forward(&self.attention_norm.forward(xs)?, attend)?;
         let xs = (xs + attention)?;
         let hidden = self.expand.forward(&self.mlp_norm.forward(&xs)?)?.gelu()?;
         &xs + self.contract.forward(&hidden)?
@@ -324,7 +328,7 @@ impl Attention {
         })
     }
 
-    fn forward(&self, xs: &Tensor, mask: &Tensor, softmax: Softmax) -> candle_core::Result<Tensor> {
+    fn forward(&self, xs: &Tensor, attend: Attend) -> candle_core::Result<Tensor> {
         let (batch, time, dim) = xs.dims3()?;
         let head_dim = dim / self.heads;
         // (batch, time, dim) to (batch, heads, time, head_dim)
@@ -334,8 +338,7 @@ impl Attention {
         let value = split(self.value.forward(xs)?)?;
 
         let scale = 1.0 / (head_dim as f64).sqrt();
-        let scores = (query.matmul(&key.t()?)? * scale)?.broadcast_add(mask)?;
-        let attended = softmax(&scores)?.matmul(&value)?;
+        let attended = attend(&query.matmul(&key.t()?)?, scale)?.matmul(&value)?;
         self.output.forward(&attended.transpose(1, 2)?.reshape((batch, time, dim))?)
     }
 }
@@ -437,7 +440,7 @@ impl<'a> Trainer<'a> {
     }
 
     /// Makes one step and returns the loss before it.
-    fn step(&mut self, model: &Gpt, softmax: Softmax) -> Result<f64> {
+    fn step(&mut self, model: &Gpt, attend: Attend) -> Result<f64> {
         let args = self.batches.args;
         let warm_up = (self.step + 1) as f64 / 20.0;
         let steps = args.steps.max(args.compare_steps);
@@ -446,7 +449,7 @@ impl<'a> Trainer<'a> {
         self.optimizer.set_learning_rate(args.lr * warm_up.min(1.0) * cosine);
         self.step += 1;
 
-        let loss = model.loss(&self.batches.next()?, softmax)?;
+        let loss = model.loss(&self.batches.next()?, attend)?;
         self.optimizer.backward_step(&loss)?;
         Ok(loss.to_scalar::<f32>()?.into())
     }
@@ -454,10 +457,10 @@ impl<'a> Trainer<'a> {
 
 /// Makes the same first steps with either softmax and fails if the losses differ.
 fn compare(args: &Args, corpus: &Corpus, model: &Gpt, vars: &BTreeMap<String, Var>, weights: &[Tensor]) -> Result<()> {
-    let losses = |softmax: Softmax| -> Result<Vec<f64>> {
+    let losses = |attend: Attend| -> Result<Vec<f64>> {
         set(vars, weights)?;
         let mut trainer = Trainer::new(args, corpus, vars)?;
-        (0..args.compare_steps).map(|_| trainer.step(model, softmax)).collect()
+        (0..args.compare_steps).map(|_| trainer.step(model, attend)).collect()
     };
     let (candle, ours) = (losses(CANDLE)?, losses(OURS)?);
 
@@ -515,7 +518,7 @@ fn sample(args: &Args, corpus: &Corpus, model: &Gpt) -> Result<String> {
         let recent = &tokens[tokens.len().saturating_sub(args.context)..];
         let input = Tensor::new(recent, &args.device)?.unsqueeze(0)?;
         let logits = model.forward(&input, OURS)?.get(0)?.get(recent.len() - 1)?;
-        let probabilities = OURS(&(logits / args.temperature)?)?.to_vec1::<f32>()?;
+        let probabilities = Softmax::new().temperature(args.temperature).forward(&logits)?.to_vec1::<f32>()?;
         tokens.push(WeightedIndex::new(probabilities)?.sample(&mut rng) as u32);
     }
     Ok(tokens.iter().map(|&token| corpus.vocabulary[token as usize]).collect())

@@ -16,6 +16,12 @@ __device__ __forceinline__ float quick_exponential(float x) {
     return y;
 }
 __device__ __forceinline__ double quick_exponential(double x) { return exponential(x); }
+// 2^x within 2 ulp; subnormal results are kept.
+__device__ __forceinline__ float quick_power_of_two(float x) {
+    float y;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 // A dtype: what it is computed in, and how. A unit is what a register holds of it: one element, or two neighbours of half
 // precision. exponential(x) gives exp(x) times EXP_SCALE.
@@ -28,7 +34,7 @@ struct WideElement {
     using Real = T;
     using Unit = T;
     static constexpr int PER_UNIT = 1;
-    static constexpr float EXP_SCALE = 1;
+    static constexpr float EXP_SCALE = 1, LOG2_EXP_SCALE = 0;
     static __device__ __forceinline__ T read(T x) { return x; }
     static __device__ __forceinline__ T write(T x) { return x; }
     static __device__ __forceinline__ T of_unit(T unit, int) { return unit; }
@@ -43,6 +49,7 @@ struct Element<double> : WideElement<double> {
 template <>
 struct Element<float> : WideElement<float> {
     static __device__ __forceinline__ float exponential(float x) { return quick_exponential(x); }
+    static __device__ __forceinline__ float power_of_two(float x) { return quick_power_of_two(x); }
 };
 
 // For half precision: 2^8 exp(x) within 1e-6 in two instructions. ex2.approx.ftz flushes subnormal results, and the factor
@@ -50,10 +57,15 @@ struct Element<float> : WideElement<float> {
 struct HalfElement {
     using Real = float;
     static constexpr int PER_UNIT = 2;
-    static constexpr float EXP_SCALE = 256;
+    static constexpr float EXP_SCALE = 256, LOG2_EXP_SCALE = 8;
     static __device__ __forceinline__ float exponential(float x) {
         float y;
         asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(fmaf(x, 1.44269504f, 8.0f)));
+        return y;
+    }
+    static __device__ __forceinline__ float power_of_two(float x) {
+        float y;
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
         return y;
     }
 };

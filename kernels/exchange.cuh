@@ -14,6 +14,7 @@ struct BlockExchange {
 
     __device__ __forceinline__ int64_t line() const { return blockIdx.x; }
     __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
+    __device__ __forceinline__ int threads() const { return blockDim.x; }
 
     __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const {
         if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = part;
@@ -47,6 +48,7 @@ struct ClusterExchange {
 
     __device__ __forceinline__ int64_t line() const { return blockIdx.x / blocks(); }
     __device__ __forceinline__ int warp() const { return (rank() * blockDim.x + threadIdx.x) / 32; }
+    __device__ __forceinline__ int threads() const { return blocks() * blockDim.x; }
 
     __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const {
         const unsigned warps = blockDim.x / 32, lane = threadIdx.x % 32;
@@ -76,3 +78,42 @@ struct ClusterExchange {
     }
 };
 #endif
+
+// The threads that share a line: 2^shift of a warp, which needs nothing from other warps. SHIFT: where it is known beforehand,
+// or -1.
+template <typename R, int SHIFT = -1>
+struct WarpGroup {
+    int known_at_run_time;
+    static constexpr bool BLOCK = false;
+    static constexpr int SIZE = SHIFT < 0 ? 0 : 1 << SHIFT;
+    __device__ __forceinline__ int shift() const { return SHIFT < 0 ? known_at_run_time : SHIFT; }
+    __device__ __forceinline__ int size() const { return 1 << shift(); }
+    __device__ __forceinline__ int rank() const { return threadIdx.x & (size() - 1); }
+    __device__ __forceinline__ int64_t line() const {
+        return blockIdx.x * int64_t(blockDim.x >> shift()) + (threadIdx.x >> shift());
+    }
+    template <typename F>
+    __device__ __forceinline__ R reduce(R value, F f) const { return warp_group_reduce(value, size(), f); }
+    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const { return part; }
+    __device__ __forceinline__ R sum(R part) const { return part; }
+};
+
+// A block, or a cluster of them.
+template <typename R, typename Exchange>
+struct WholeBlocks {
+    Exchange exchange;
+    R* sums;  // MAX_WARPS, in shared memory
+    static constexpr bool BLOCK = true;
+    static constexpr int SIZE = 0;
+    __device__ __forceinline__ int64_t line() const { return exchange.line(); }
+    template <typename F>
+    __device__ __forceinline__ R reduce(R value, F f) const { return warp_group_reduce(value, 32, f); }
+    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const { return exchange.merge(part); }
+    // Of a block
+    __device__ __forceinline__ R sum(R part) const {
+        if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = part;
+        __syncthreads();
+        const int lane = threadIdx.x % 32;
+        return warp_group_reduce(lane < blockDim.x / 32 ? sums[lane] : R(0), 32, [](R a, R b) { return a + b; });
+    }
+};

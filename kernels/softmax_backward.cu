@@ -6,22 +6,17 @@
 #include "schedule.cuh"
 
 template <typename T>
-struct SoftmaxBackward {
+struct Backward {
     using R = Real<T>;
     const T *y, *g;
-    __device__ __forceinline__ R term(int64_t i) const { return Element<T>::read(g[i]) * Element<T>::read(y[i]); }
-    __device__ __forceinline__ R grad(int64_t i, R sum) const {
-        return Element<T>::read(y[i]) * (Element<T>::read(g[i]) - sum);
+    bool log;
+    __device__ __forceinline__ R term(int64_t i) const {
+        const R own = Element<T>::read(g[i]);
+        return log ? own : own * Element<T>::read(y[i]);
     }
-};
-
-template <typename T>
-struct LogSoftmaxBackward {
-    using R = Real<T>;
-    const T *y, *g;
-    __device__ __forceinline__ R term(int64_t i) const { return Element<T>::read(g[i]); }
     __device__ __forceinline__ R grad(int64_t i, R sum) const {
-        return Element<T>::read(g[i]) - exponential(Element<T>::read(y[i])) * sum;
+        const R own_y = Element<T>::read(y[i]), own_g = Element<T>::read(g[i]);
+        return log ? own_g - exponential(own_y) * sum : own_y * (own_g - sum);
     }
 };
 
@@ -35,9 +30,9 @@ __device__ __forceinline__ auto sum_of_terms(const StridedLine& line, const Op& 
     return total;
 }
 
-template <typename T, template <typename> class Op>
-__device__ __forceinline__ void columns(const T* y, const T* g, T* dx, int64_t lines, int64_t len, int64_t inner) {
-    const Op<T> op{y, g};
+template <typename T>
+__device__ __forceinline__ void columns(const T* y, const T* g, T* dx, int64_t lines, int64_t len, int64_t inner, bool log) {
+    const Backward<T> op{y, g, log};
     for (int64_t n = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; n < lines; n += gridDim.x * int64_t(blockDim.x)) {
         const auto line = StridedLine::of_thread(n, len, inner);
         const auto sum = sum_of_terms(line, op).value();
@@ -45,9 +40,9 @@ __device__ __forceinline__ void columns(const T* y, const T* g, T* dx, int64_t l
     }
 }
 
-template <typename T, template <typename> class Op>
-__device__ __forceinline__ void reduce_lines(const T* y, const T* g, T* dx, int64_t lines, int64_t len, int64_t inner) {
-    const Op<T> op{y, g};
+template <typename T>
+__device__ __forceinline__ void reduce_lines(const T* y, const T* g, T* dx, int64_t lines, int64_t len, int64_t inner, bool log) {
+    const Backward<T> op{y, g, log};
     for (int64_t n = blockIdx.x; n < lines; n += gridDim.x) {
         const auto line = StridedLine::of_block(n, len, inner);
         const auto sum = block_reduce(sum_of_terms(line, op)).value();
@@ -55,14 +50,13 @@ __device__ __forceinline__ void reduce_lines(const T* y, const T* g, T* dx, int6
     }
 }
 
-#define KERNEL(name, body, dtype, T, Op)                                                           \
-    extern "C" __global__ void __launch_bounds__(1024)                                             \
-        name##_##dtype(const T* y, const T* g, T* dx, int64_t lines, int64_t len, int64_t inner) { \
-        body<T, Op>(y, g, dx, lines, len, inner);                                                  \
+#define KERNELS(dtype, T)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(1024)                                                                 \
+        backward_columns_##dtype(const T* y, const T* g, T* dx, int64_t lines, int64_t len, int64_t inner, int log) {  \
+        columns<T>(y, g, dx, lines, len, inner, log);                                                                  \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(1024)                                                                 \
+        backward_reduce_##dtype(const T* y, const T* g, T* dx, int64_t lines, int64_t len, int64_t inner, int log) {   \
+        reduce_lines<T>(y, g, dx, lines, len, inner, log);                                                             \
     }
-#define KERNELS(dtype, T)                                                                           \
-    IF_PROBABILITY(KERNEL(softmax_backward_columns, columns, dtype, T, SoftmaxBackward))            \
-    IF_PROBABILITY(KERNEL(softmax_backward_reduce, reduce_lines, dtype, T, SoftmaxBackward))        \
-    IF_LOG_PROBABILITY(KERNEL(log_softmax_backward_columns, columns, dtype, T, LogSoftmaxBackward)) \
-    IF_LOG_PROBABILITY(KERNEL(log_softmax_backward_reduce, reduce_lines, dtype, T, LogSoftmaxBackward))
 FOR_EACH_DTYPE(KERNELS)

@@ -20,24 +20,35 @@
 //! # Ok::<(), candle_core::Error>(())
 //! ```
 //!
-//! All three are schedules of one small algebra, the state (m, d) of a set of numbers: its maximum m and Σ exp(x − m).
+//! [`Softmax`] builds one with what models put around it, in the same pass: scale, softcap, bias, mask, causal and local windows, sinks,
+//! dropout, log and another output dtype. Beside softmax there are [`ops::logsumexp`], [`ops::topk_softmax`] and the
+//! cross-entropy of [`loss`].
+//!
+//! All three ops are schedules of one small algebra, the state (m, d) of a set of numbers: its maximum m and Σ exp(x − m).
 #![warn(missing_docs)]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod builder;
 mod composed;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod fused;
+mod fused_op;
 mod lines;
+pub mod loss;
 mod online;
 mod op;
 pub mod ops;
 mod reduce;
 mod safe;
 mod state;
+mod statistics;
 #[doc(hidden)]
 pub mod testing;
 
+pub use builder::Softmax;
+pub use fused::MaskedRows;
 pub use online::OnlineSoftmax;
 pub use ops::{log_softmax, softmax, softmax_inplace, softmax_last_dim};
 pub use reduce::ReduceSoftmax;

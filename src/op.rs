@@ -28,7 +28,7 @@ pub(crate) enum Output {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Softmax {
+pub(crate) struct SoftmaxOp {
     pub name: &'static str,
     /// `None`: the device's plan chooses.
     pub schedule: Option<Schedule>,
@@ -36,7 +36,7 @@ pub(crate) struct Softmax {
     pub dim: D,
 }
 
-impl Softmax {
+impl SoftmaxOp {
     /// Over the last dimension, with the schedule fixed.
     pub const fn last_dim(name: &'static str, schedule: Schedule) -> Self {
         Self { name, schedule: Some(schedule), output: Output::Probability, dim: D::Minus1 }
@@ -92,7 +92,7 @@ macro_rules! on_cpu {
 }
 
 #[cfg(not(feature = "cuda"))]
-fn no_cuda<T>(op: &'static str) -> Result<T> {
+pub(crate) fn no_cuda<T>(op: &'static str) -> Result<T> {
     candle_core::bail!(
         "{op}: the tensor is on CUDA, but candle-softmax was built without its `cuda` feature, enable it"
     )
@@ -102,7 +102,7 @@ fn no_metal<T>(op: &'static str) -> Result<T> {
     candle_core::bail!("{op}: there is no Metal kernel, call candle_softmax::ops::softmax, which runs on Metal")
 }
 
-impl CustomOp1 for Softmax {
+impl CustomOp1 for SoftmaxOp {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -142,7 +142,7 @@ impl CustomOp1 for Softmax {
 }
 
 /// Over the input.
-impl InplaceOp1 for Softmax {
+impl InplaceOp1 for SoftmaxOp {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -181,7 +181,7 @@ impl InplaceOp1 for Softmax {
 }
 
 /// Into memory that is there already: `out` must be contiguous, and of the shape and dtype of the input.
-impl InplaceOp2 for Softmax {
+impl InplaceOp2 for SoftmaxOp {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -227,9 +227,9 @@ impl InplaceOp2 for Softmax {
 
 /// The gradient of the input from the result `y` and its gradient `g`: y·(g − Σ g·y), or for log-softmax g − exp(y)·Σ g.
 #[derive(Clone, Copy, Debug)]
-struct SoftmaxBackward {
-    output: Output,
-    dim: D,
+pub(crate) struct SoftmaxBackward {
+    pub output: Output,
+    pub dim: D,
 }
 
 impl SoftmaxBackward {
@@ -329,11 +329,11 @@ pub(crate) fn check_dtype(dtype: DType, op: &'static str) -> Result<()> {
     }
 }
 
-/// Makes a unit struct the op [`Softmax`] over the last dimension with a schedule fixed.
+/// Makes a unit struct the op [`SoftmaxOp`] over the last dimension with a schedule fixed.
 macro_rules! impl_custom_op {
     ($op:ident, $name:literal, $schedule:ident) => {
         impl $op {
-            const OP: $crate::op::Softmax = $crate::op::Softmax::last_dim($name, $crate::op::Schedule::$schedule);
+            const OP: $crate::op::SoftmaxOp = $crate::op::SoftmaxOp::last_dim($name, $crate::op::Schedule::$schedule);
         }
 
         impl candle_core::CustomOp1 for $op {

@@ -6,7 +6,8 @@
 
 use crate::composed;
 use crate::lines::{from_end, resolve_dim};
-use crate::op::{check_dtype, Output, Softmax};
+use crate::op::{check_dtype, Output, SoftmaxOp};
+use crate::statistics::{LogSumExp, TopK};
 use candle_core::{shape::Dim, Result, Tensor, D};
 
 fn apply(xs: &Tensor, dim: impl Dim, name: &'static str, output: Output) -> Result<Tensor> {
@@ -17,7 +18,7 @@ fn apply(xs: &Tensor, dim: impl Dim, name: &'static str, output: Output) -> Resu
             Output::LogProbability => composed::log_softmax(xs, dim),
         };
     }
-    xs.apply_op1(Softmax { name, schedule: None, output, dim: from_end(dim, xs.shape()) })
+    xs.apply_op1(SoftmaxOp { name, schedule: None, output, dim: from_end(dim, xs.shape()) })
 }
 
 /// Softmax over dimension `dim`: exp(xᵢ − max) / Σⱼ exp(xⱼ − max) along each line of `xs`.
@@ -80,6 +81,94 @@ pub fn log_softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
     apply(xs, dim, "log-softmax", Output::LogProbability)
 }
 
+/// The logarithm of the sum of the exponentials along dimension `dim`, which is dropped: max + ln Σᵢ exp(xᵢ − max).
+///
+/// `xs` is any f16, bf16, f32 or f64 tensor of rank 1 or more, with any strides; the result has its dtype and device, rounded
+/// once. As `torch.logsumexp` has it, a line of nothing but −∞ gives −∞, and so does an empty one; +∞ gives +∞, and NaN NaN.
+///
+/// Each element is read once. The gradient is g·softmax(x), taken from `xs`; it is NaN for a line that [`softmax`] makes NaN:
+/// one with +∞, or with nothing but −∞.
+///
+/// # Errors
+/// Those of [`softmax`].
+///
+/// ```
+/// use candle_core::{Device, Tensor, D};
+/// use candle_softmax::ops;
+///
+/// let xs = Tensor::new(&[[1000f32, 1000.], [0., f32::NEG_INFINITY]], &Device::Cpu)?;
+/// assert_eq!(ops::logsumexp(&xs, D::Minus1)?.to_vec1::<f32>()?, [1000.0 + 2f32.ln(), 0.0]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn logsumexp<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
+    let dim = resolve_dim(dim, xs.shape(), "logsumexp")?;
+    logsumexp_keepdim(xs, dim)?.squeeze(dim)
+}
+
+/// [`logsumexp`] with `dim` kept, of size 1.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use candle_softmax::ops;
+///
+/// let xs = Tensor::zeros((2, 3), candle_core::DType::F32, &Device::Cpu)?;
+/// assert_eq!(ops::logsumexp_keepdim(&xs, 0)?.dims(), [1, 3]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn logsumexp_keepdim<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
+    let name = "logsumexp";
+    let dim = resolve_dim(dim, xs.shape(), name)?;
+    if xs.device().is_metal() {
+        return composed::logsumexp_keepdim(xs, dim);
+    }
+    xs.apply_op1(LogSumExp { name, dim: from_end(dim, xs.shape()) })
+}
+
+/// The `k` greatest of each line of `logits` along the last dimension, as a mixture-of-experts router or a sampler wants them:
+/// their weights, and their places.
+///
+/// `logits` is any f16, bf16, f32 or f64 tensor of rank 1 or more, of shape (…, n). Both results have shape (…, k), greatest
+/// first and of equal logits the first first: weights in the logits' dtype, tracked by autograd, and u32 places, which
+/// have no gradient. With `renormalise` the weights are the softmax of the k logits among themselves, else their share in
+/// the softmax of all n. NaN counts as greater than +∞, as in `torch.topk`, and gives NaN weights.
+///
+/// On CUDA a line is read once for each of the `k`, from a cache where it fits one; more than 256 places are found on the CPU.
+///
+/// # Errors
+/// If `k` is not in 1 to n, and where [`softmax`] is an error; on Metal.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use candle_softmax::ops;
+///
+/// let router = Tensor::new(&[[0f32, 3., 1., 3.]], &Device::Cpu)?;
+/// let (weights, experts) = ops::topk_softmax(&router, 2, true)?;
+/// assert_eq!(experts.to_vec2::<u32>()?, [[1, 3]]);
+/// assert_eq!(weights.to_vec2::<f32>()?, [[0.5, 0.5]]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+pub fn topk_softmax(logits: &Tensor, k: usize, renormalise: bool) -> Result<(Tensor, Tensor)> {
+    let name = "topk-softmax";
+    let dim = resolve_dim(D::Minus1, logits.shape(), name)?;
+    check_dtype(logits.dtype(), name)?;
+    let len = logits.dim(dim)?;
+    if k == 0 || k > len || len > u32::MAX as usize {
+        candle_core::bail!("{name}: the {k} greatest of logits of shape {:?}, k must be in 1 to {len}", logits.shape())
+    }
+    if logits.elem_count() == 0 {
+        let weights = softmax(&logits.narrow(dim, 0, k)?, dim)?;
+        let places = Tensor::zeros(weights.shape(), candle_core::DType::U32, logits.device())?;
+        return Ok((weights, places));
+    }
+    let logits = logits.contiguous()?;
+    let places = logits.apply_op1_no_bwd(&TopK { name, k })?;
+    let weights = match renormalise {
+        true => softmax(&logits.gather(&places, dim)?, dim)?,
+        false => softmax(&logits, dim)?.gather(&places, dim)?,
+    };
+    Ok((weights, places))
+}
+
 /// [`softmax`] written over `xs` itself, which saves the memory of a result and the time to get it: for callers who have
 /// no further use for `xs`.
 ///
@@ -109,7 +198,7 @@ pub fn softmax_inplace<I: Dim>(xs: &Tensor, dim: I) -> Result<()> {
              xs.detach().copy()?"
         )
     }
-    let op = Softmax { name, schedule: None, output: Output::Probability, dim: from_end(dim, xs.shape()) };
+    let op = SoftmaxOp { name, schedule: None, output: Output::Probability, dim: from_end(dim, xs.shape()) };
     check_dtype(xs.dtype(), name)?;
     op.inplace_offsets(xs.layout())?;
     if xs.elem_count() == 0 {

@@ -10,7 +10,7 @@
 //!   it, and each time it does move the old sum shrinks by e⁸ or more: errors of rescaling cannot pile up.
 //! - d is a compensated sum (Knuth's two-sum) of short partial sums.
 
-use crate::cpu::exp::{exp_f32, exp_f64};
+use crate::cpu::exp::{exp_f32, exp_f64, tanh_f32, tanh_f64};
 use crate::cpu::lanes::Array;
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -30,6 +30,7 @@ pub(crate) trait Number:
     fn nan_to_zero(self) -> Self;
     /// exp(x) for x up to [`MAX_EXP`](crate::cpu::exp::MAX_EXP).
     fn exp(self) -> Self;
+    fn tanh(self) -> Self;
     /// Whether any lane differs.
     fn differs(self, other: Self) -> bool;
 }
@@ -46,10 +47,11 @@ pub(crate) trait Real: Number<Real = Self> + PartialOrd {
     /// A number so large that its neighbours are [`GRID`](Self::GRID) apart: adding it rounds to the grid.
     const COARSE: Self;
     fn ln(self) -> Self;
+    fn nearest(x: f64) -> Self;
 }
 
 macro_rules! real {
-    ($real:ident, $exp:path) => {
+    ($real:ident, $exp:path, $tanh:path) => {
         impl Number for $real {
             type Real = $real;
             #[inline(always)]
@@ -85,6 +87,10 @@ macro_rules! real {
                 $exp(Array([self])).0[0]
             }
             #[inline(always)]
+            fn tanh(self) -> Self {
+                $tanh(Array([self])).0[0]
+            }
+            #[inline(always)]
             fn differs(self, other: Self) -> bool {
                 self != other
             }
@@ -100,11 +106,14 @@ macro_rules! real {
             fn ln(self) -> Self {
                 $real::ln(self)
             }
+            fn nearest(x: f64) -> Self {
+                x as $real
+            }
         }
     };
 }
-real!(f32, exp_f32);
-real!(f64, exp_f64);
+real!(f32, exp_f32, tanh_f32);
+real!(f64, exp_f64, tanh_f64);
 
 /// A running sum that carries what each addition rounds away into the next (Kahan's, with Knuth's two-sum).
 #[derive(Clone, Copy, Debug)]
@@ -211,11 +220,85 @@ impl<N: Number> SoftmaxState<N> {
         self.sum.value()
     }
 
+    /// The state whose parts these are: a maximum, and the sum relative to the reference that it has.
+    #[inline(always)]
+    pub fn from_parts(max: N, sum: N) -> Self {
+        Self { max, sum: CompensatedSum { sum, carry: N::splat(N::Real::ZERO) } }
+    }
+
+    #[inline(always)]
+    pub fn max(&self) -> N {
+        self.max
+    }
+
     #[inline(always)]
     pub fn finish(self) -> Normalizer<N> {
         // Divided rather than multiplied by the inverse, so that a line of one element sums to exactly 1.
         let sum = self.sum() / (self.max - self.reference()).exp();
         Normalizer::new(self.max, sum)
+    }
+}
+
+impl<R: Real> SoftmaxState<R> {
+    /// [`finish`](Self::finish), or `None` if there was nothing above −∞, and no NaN.
+    pub fn normalizer(self) -> Option<Normalizer<R>> {
+        let nothing = self.max == R::NEG_INFINITY && self.sum() == R::ZERO;
+        (!nothing).then(|| self.finish())
+    }
+}
+
+/// A state with a weighted sum of the same elements: Σ g·exp(x − reference), or plainly Σ g.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Weighted<N> {
+    pub state: SoftmaxState<N>,
+    dot: CompensatedSum<N>,
+    /// Whether the terms of the weighted sum are relative to the reference.
+    relative: bool,
+}
+
+impl<N: Number> Weighted<N> {
+    /// The identity: nothing seen.
+    #[inline(always)]
+    pub fn empty(relative: bool) -> Self {
+        Self { state: SoftmaxState::empty(), dot: CompensatedSum::zero(), relative }
+    }
+
+    /// As [`SoftmaxState::from_parts`].
+    #[inline(always)]
+    pub fn from_parts(state: SoftmaxState<N>, dot: N, relative: bool) -> Self {
+        Self { state, dot: CompensatedSum { sum: dot, carry: N::splat(N::Real::ZERO) }, relative }
+    }
+
+    /// As [`SoftmaxState::grow`].
+    #[inline(always)]
+    pub fn grow(&mut self, max: N) -> N {
+        let old = self.state.reference();
+        let new = self.state.grow(max);
+        if self.relative && new.differs(old) {
+            self.dot.scale((old - new).exp());
+        }
+        new
+    }
+
+    /// Adds parts of both sums, relative to the reference that [`grow`](Self::grow) answered.
+    #[inline(always)]
+    pub fn add(&mut self, sum: N, dot: N) {
+        self.state.add(sum);
+        self.dot.add(dot);
+    }
+
+    /// The state of the union of two sets.
+    #[inline(always)]
+    pub fn merge(&mut self, mut other: Self) {
+        self.grow(other.state.max);
+        other.grow(self.state.max);
+        self.state.sum.merge(other.state.sum);
+        self.dot.merge(other.dot);
+    }
+
+    #[inline(always)]
+    pub fn dot(&self) -> N {
+        self.dot.value()
     }
 }
 

@@ -1,8 +1,10 @@
 //! For this crate's own tests and benchmarks: ops with an output given, and which kernel is taken. Not part of the API.
 
 use crate::lines::resolve_dim;
-use crate::op::{Output, Schedule, Softmax};
-use candle_core::{Result, Tensor, D};
+use crate::op::{Output, Schedule, SoftmaxBackward, SoftmaxOp};
+use crate::statistics::{Classes, LineStatistics, LossBackward};
+use crate::{composed, Softmax};
+use candle_core::{CustomOp1, Result, Tensor, D};
 
 /// What to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +18,7 @@ pub enum Op {
 }
 
 impl Op {
-    fn along(self, xs: &Tensor, dim: usize) -> Result<Softmax> {
+    fn along(self, xs: &Tensor, dim: usize) -> Result<SoftmaxOp> {
         let (name, schedule) = match self {
             Op::Safe => ("safe-softmax", Some(Schedule::Safe)),
             Op::Online => ("online-softmax", Some(Schedule::Online)),
@@ -26,7 +28,7 @@ impl Op {
         };
         let output = if self == Op::ChosenLog { Output::LogProbability } else { Output::Probability };
         let dim = D::Minus(xs.rank() - resolve_dim(dim, xs.shape(), name)?);
-        Ok(Softmax { name, schedule, output, dim })
+        Ok(SoftmaxOp { name, schedule, output, dim })
     }
 }
 
@@ -43,5 +45,49 @@ pub fn kernel_name(op: Op, xs: &Tensor, dim: usize) -> Result<String> {
         #[cfg(feature = "cuda")]
         candle_core::Device::Cuda(device) => crate::cuda::kernel_name(&op, xs, device),
         _ => Ok(format!("cpu {:?}", op.schedule.unwrap_or(Schedule::Reduce))),
+    }
+}
+
+/// What a builder's [`forward`](Softmax::forward) gives, out of candle's tensor ops.
+pub fn composed(softmax: &Softmax, scores: &Tensor) -> Result<Tensor> {
+    let (op, bias, sinks) = softmax.parts(scores)?;
+    composed::fused(&op, scores, bias, sinks)
+}
+
+/// The kernel behind the gradients of softmax (`log`: of log-softmax) along `dim`, given the result and its gradient.
+pub fn softmax_backward(log: bool, y: &Tensor, g: &Tensor, dim: usize) -> Result<Tensor> {
+    let output = if log { Output::LogProbability } else { Output::Probability };
+    y.apply_op2_no_bwd(
+        g,
+        &SoftmaxBackward { output, dim: D::Minus(y.rank() - resolve_dim(dim, y.shape(), "softmax")?) },
+    )
+}
+
+/// The gradient of the scores of a builder's softmax without bias and sinks, given that of the result.
+pub fn builder_backward(softmax: &Softmax, scores: &Tensor, g: &Tensor) -> Result<Tensor> {
+    let (op, ..) = softmax.parts(scores)?;
+    match CustomOp1::bwd(&op, scores, scores, g)? {
+        Some(gradient) => Ok(gradient),
+        None => candle_core::bail!("softmax: no gradient of the scores"),
+    }
+}
+
+/// The two kernels behind a cross-entropy over the last dimension of 2.
+pub struct CrossEntropyKernels(LineStatistics);
+
+impl CrossEntropyKernels {
+    /// `targets`: i64, one for each line, contiguous.
+    pub fn new(targets: Tensor) -> Self {
+        Self(LineStatistics(Classes { dim: 1, targets, ignore_index: -100, weights: None, smooth: false }))
+    }
+
+    /// The statistics of each line.
+    pub fn forward(&self, logits: &Tensor) -> Result<Tensor> {
+        logits.apply_op1_no_bwd(&self.0)
+    }
+
+    /// The gradient of the logits, given that of the statistics.
+    pub fn backward(&self, logits: &Tensor, statistics: &Tensor, gradient: &Tensor) -> Result<Tensor> {
+        logits.apply_op3_no_bwd(statistics, gradient, &LossBackward(self.0 .0.clone()))
     }
 }

@@ -1,12 +1,13 @@
 //! Measures on a CUDA device.
 
+use crate::around::{call, AROUND};
 use crate::report::{write_csv, Facts, Row, FIRST_CALL};
 use crate::shapes::{dim_name, Shape, CANDLE, CANDLE_LAST_DIM, GPU_SHAPES, OURS};
 use crate::{check, median, Args};
 use anyhow::{bail, ensure, Context, Result};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::sys::{
-    CUdevice_attribute, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode, CUDA_VERSION,
+    self, CUdevice_attribute, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode, CUDA_VERSION,
 };
 use candle_core::cuda_backend::cudarc::driver::{
     result, CudaEvent, CudaFunction, CudaGraph, CudaStream, DevicePtr, LaunchConfig, PushKernelArg,
@@ -133,7 +134,85 @@ pub fn run(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>)> {
     Ok((rows, failed))
 }
 
+/// What models have around softmax, each call in turn with copies of the same tensor. Outputs are allocated by the calls, out of
+/// memory that is kept.
+pub fn run_around(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>)> {
+    let mut gpu = Gpu::new(device, args.quick)?;
+    keep_freed_memory(device)?;
+    let (mut rows, mut failed) = (Vec::new(), Vec::new());
+    for &dtype in &args.dtypes {
+        for around in AROUND.iter().filter(|around| args.wants(around.dims)) {
+            let shape = around.shape();
+            let case = gpu.fresh(&shape, dtype)?;
+            let variant = gpu.copy_variant(&case)?;
+            for &name in around.calls {
+                let timed = || -> Result<_> {
+                    let call = call(name, around.dims, dtype, device)?;
+                    let mut launches: Vec<Launch> = vec![gpu.driver_copy(&case)?];
+                    if let Some(variant) = variant {
+                        launches.push(gpu.own_copy(&case, variant)?);
+                    }
+                    launches.push(Box::new(move || {
+                        call()?;
+                        Ok(())
+                    }));
+                    gpu.time_calls(&launches)
+                };
+                match timed() {
+                    Ok(times) => {
+                        let (ours, copies) = times.split_last().context("something was timed")?;
+                        let row = |op: &str, implementation: &str, times| gpu.row(&case, op, implementation, times);
+                        rows.extend(copies.iter().map(|&times| row("copy", "copy", times)));
+                        rows.push(row(name, OURS, *ours));
+                    }
+                    Err(error) => failed.push(format!("{name} {} {}: {error:#}", shape.name(), dtype.as_str())),
+                }
+            }
+            if let Some(path) = &args.out {
+                write_csv(path, &rows)?;
+            }
+        }
+    }
+    for failure in &failed {
+        eprintln!("FAILED {failure}");
+    }
+    Ok((rows, failed))
+}
+
+/// Lets the pool that tensors come from keep what is freed. To get gigabytes from the driver again for each call takes longer than
+/// the call.
+fn keep_freed_memory(device: &Device) -> Result<()> {
+    let context = device.as_cuda_device()?.cuda_stream().context().clone();
+    let mut pool = std::ptr::null_mut();
+    let mut most = u64::MAX;
+    let threshold = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    context.bind_to_thread()?;
+    // SAFETY: the pool is the device's own, and the attribute a number of 64 bits.
+    unsafe {
+        sys::cuDeviceGetDefaultMemPool(&mut pool, context.cu_device()).result()?;
+        sys::cuMemPoolSetAttribute(pool, threshold, std::ptr::from_mut(&mut most).cast()).result()?;
+    }
+    Ok(())
+}
+
 impl Gpu {
+    /// Batches of calls of each, in turn, without a graph.
+    fn time_calls(&self, launches: &[Launch]) -> Result<Vec<Times>> {
+        let mut contenders = Vec::new();
+        for launch in launches {
+            self.batch_us(1, launch)?;
+            let us = self.batch_us(3, launch)?;
+            contenders.push((launch, ((2.0 * BATCH_US / us).ceil() as usize).clamp(3, MOST_CALLS), Vec::new()));
+        }
+        for _ in 0..self.repeats {
+            for (launch, calls, times) in &mut contenders {
+                times.push(self.batch_us(*calls, *launch)?);
+            }
+        }
+        let times = |mut us: Vec<f64>| Times { call_us: median(&mut us), graph_us: None };
+        Ok(contenders.into_iter().map(|(_, _, us)| times(us)).collect())
+    }
+
     fn new(device: &Device, quick: bool) -> Result<Self> {
         let stream = device.as_cuda_device()?.cuda_stream();
         let context = stream.context().clone();

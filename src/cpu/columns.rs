@@ -11,23 +11,23 @@ use std::ops::Range;
 
 /// Lines in a strip: as wide as rows have to be for memory to be read at its full speed, and so narrow that the rows of a
 /// group and the states stay in the first cache.
-const WIDTH: usize = 512;
+pub(super) const WIDTH: usize = 512;
 /// Rows of a group, taken together; as many numbers are added plainly before the sum that compensates takes over.
-const ROWS: usize = 8;
+pub(super) const ROWS: usize = 8;
 
 /// How many rows the memory system is to be ahead of the arithmetic.
 const AHEAD_ROWS: usize = 2;
 
 /// Where a strip lies: `width` lines side by side, whose rows are `stride` elements apart.
 #[derive(Clone, Copy)]
-struct Strip {
-    start: usize,
-    width: usize,
-    stride: usize,
+pub(super) struct Strip {
+    pub start: usize,
+    pub width: usize,
+    pub stride: usize,
 }
 
 impl Strip {
-    fn new(unit: usize, lines: Lines) -> Self {
+    pub fn new(unit: usize, lines: Lines) -> Self {
         let per_outer = lines.inner.div_ceil(WIDTH);
         let (outer, first) = (unit / per_outer, unit % per_outer * WIDTH);
         Self {
@@ -37,19 +37,25 @@ impl Strip {
         }
     }
 
-    fn row(&self, j: usize) -> usize {
+    /// The number of its first line.
+    pub fn first_line(unit: usize, lines: Lines) -> usize {
+        let per_outer = lines.inner.div_ceil(WIDTH);
+        unit / per_outer * lines.inner + unit % per_outer * WIDTH
+    }
+
+    pub fn row(&self, j: usize) -> usize {
         self.start + j * self.stride
     }
 
     /// The elements of these rows from the first to the last, as start and length.
-    fn span(&self, rows: &Range<usize>) -> (usize, usize) {
+    pub fn span(&self, rows: &Range<usize>) -> (usize, usize) {
         (self.row(rows.start), if rows.is_empty() { 0 } else { (rows.len() - 1) * self.stride + self.width })
     }
 
     /// Folds each vector of lines of each group of rows into `reduced`. `step` gets how many rows there are, how many lines
     /// of the vector, and the place of the first element relative to that of `rows`; rows are `stride` apart.
     #[inline(always)]
-    fn fold<V: Lanes, R>(&self, rows: usize, reduced: &mut [R], mut step: impl FnMut(&mut R, usize, usize, usize)) {
+    pub fn fold<V: Lanes, R>(&self, rows: usize, reduced: &mut [R], mut step: impl FnMut(&mut R, usize, usize, usize)) {
         for first in (0..rows).step_by(ROWS) {
             for (i, reduced) in reduced.iter_mut().enumerate() {
                 let line = i * V::COUNT;
@@ -62,7 +68,7 @@ impl Strip {
 
 /// The lanes one after the other, to be read from any place on: lines do not start where vectors do in memory.
 #[inline(always)]
-fn flat<V: Lanes>(vectors: impl ExactSizeIterator<Item = V>) -> Vec<V::Real> {
+pub(super) fn flat<V: Lanes>(vectors: impl ExactSizeIterator<Item = V>) -> Vec<V::Real> {
     let mut flat = vec![V::Real::ZERO; (vectors.len() + 1) * V::COUNT];
     for (vector, chunk) in vectors.zip(flat.chunks_exact_mut(V::COUNT)) {
         // SAFETY: a chunk is as long as a vector.
@@ -74,7 +80,7 @@ fn flat<V: Lanes>(vectors: impl ExactSizeIterator<Item = V>) -> Vec<V::Real> {
 /// # Safety
 /// The CPU has the instructions of `S`, and `from` is valid for reads of the elements `i..i + count`.
 #[inline(always)]
-unsafe fn read<S: Simd, T: Element>(from: *const T, i: usize, count: usize) -> T::Lanes<S> {
+pub(super) unsafe fn read<S: Simd, T: Element>(from: *const T, i: usize, count: usize) -> T::Lanes<S> {
     // SAFETY: as promised by the caller.
     unsafe { T::read::<S>(from.add(i), count, T::Real::ZERO) }
 }
@@ -84,7 +90,7 @@ unsafe fn read<S: Simd, T: Element>(from: *const T, i: usize, count: usize) -> T
 /// # Safety
 /// As of [`read`], for each of the rows.
 #[inline(always)]
-unsafe fn max_of<S: Simd, T: Element>(
+pub(super) unsafe fn max_of<S: Simd, T: Element>(
     from: *const T,
     i: usize,
     count: usize,

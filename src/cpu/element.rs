@@ -1,8 +1,8 @@
 //! The dtypes on the CPU: read as the type that is computed in, written with one rounding.
 
+use super::fused::Wide;
 use super::lanes::{Lanes, Pack};
 use super::level::Simd;
-use crate::state::Real;
 use half::{bf16, f16};
 
 /// Where a line that is too long for the first cache keeps exponentials relative to a reference that is not the maximum.
@@ -17,7 +17,7 @@ pub(crate) enum Keep {
 
 pub(crate) trait Element: Copy + Send + Sync + 'static {
     /// f32, or f64 for f64.
-    type Real: Real;
+    type Real: Wide;
     /// Where a long line keeps its exponentials.
     const KEEP: Keep;
     /// Vectors of `Real`.

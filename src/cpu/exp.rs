@@ -3,6 +3,7 @@
 //! exp(x) = 2ⁿ · exp(r) with n = round(x / ln 2) and r = x − n·ln 2 in ±0.35, where exp(r) is a polynomial.
 
 use super::lanes::Lanes;
+use crate::state::Real;
 
 /// The greatest x that exp is defined for here. Softmax asks for less: nothing passes the reference by more than 8.
 #[cfg(test)]
@@ -76,43 +77,141 @@ pub(crate) fn exp_f64<V: Lanes<Real = f64>>(x: V) -> V {
     p.ldexp(n, shifted)
 }
 
+/// Up to this |x| tanh is x plus a correction; above, it is 1 − 2 / (exp(2|x|) + 1), where nothing cancels.
+const TANH_SMALL: f64 = 0.625;
+/// exp(2x) of more is so great that tanh rounds to 1.
+const TANH_LARGE: f64 = 40.0;
+
+/// 1 − 2 / (exp(2|x|) + 1) with the sign of x; NaN for NaN.
+#[inline(always)]
+fn large_tanh<V: Lanes>(x: V) -> V {
+    let one = V::splat(V::Real::ONE);
+    let twice = (x.abs() + x.abs()).at_most(V::splat(V::Real::nearest(TANH_LARGE)));
+    (one - (one + one) / (twice.exp() + one)).with_sign_of(x)
+}
+
+/// tanh, given what it is where |x| is small. Most vectors need nothing else: caps are chosen well above most logits.
+#[inline(always)]
+fn with_large_tanh<V: Lanes>(x: V, small: V) -> V {
+    let limit = V::splat(V::Real::nearest(TANH_SMALL));
+    if x.abs().at_most(limit).differs(x.abs()) {
+        limit.if_less(x.abs(), large_tanh(x), small)
+    } else {
+        small
+    }
+}
+
+/// tanh within 2 ulp; NaN for NaN. The polynomial for small x is Cephes' (Moshier).
+#[inline(always)]
+pub(crate) fn tanh_f32<V: Lanes<Real = f32>>(x: V) -> V {
+    const COEFFICIENTS: [f32; 4] = [0.020_639_088, -0.053_739_715, 0.133_314_42, -0.333_332_8];
+    let square = x * x;
+    let mut p = V::splat(-0.005_704_988_7);
+    for c in COEFFICIENTS {
+        p = p.mul_add(square, V::splat(c));
+    }
+    with_large_tanh(x, p.mul_add(square * x, x))
+}
+
+/// As [`tanh_f32`], with Cephes' rational function for small x.
+#[inline(always)]
+pub(crate) fn tanh_f64<V: Lanes<Real = f64>>(x: V) -> V {
+    let square = x * x;
+    let p = V::splat(-9.643_991_794_250_522e-1).mul_add(square, V::splat(-9.928_772_310_019_185e1));
+    let p = p.mul_add(square, V::splat(-1.614_687_684_417_084_6e3));
+    let q = (square + V::splat(1.128_116_784_916_329_3e2)).mul_add(square, V::splat(2.235_488_390_601_004_5e3));
+    let q = q.mul_add(square, V::splat(4.844_063_053_251_255e3));
+    with_large_tanh(x, (p / q).mul_add(square * x, x))
+}
+
+/// 1 − tanh²(x) = 4e / (1 + e)² with e = exp(−2|x|), where nothing cancels.
+#[inline(always)]
+pub(crate) fn tanh_slope<V: Lanes>(x: V) -> V {
+    let (zero, one) = (V::splat(V::Real::ZERO), V::splat(V::Real::ONE));
+    let two = one + one;
+    let e = (zero - two * x.abs()).exp();
+    let ratio = two / (one + e);
+    e * ratio * ratio
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cpu::level::{Level, Simd, Task};
+    use crate::state::Number;
     use rayon::prelude::*;
 
     struct Exp<'a, R>(&'a mut [R]);
+    struct Tanh<'a, R>(&'a mut [R]);
 
-    fn each<V: Lanes>(xs: &mut [V::Real]) {
+    fn each<V: Lanes>(xs: &mut [V::Real], f: impl Fn(V) -> V) {
         for chunk in xs.chunks_mut(V::COUNT) {
             let (xs, count) = (chunk.as_mut_ptr(), chunk.len());
             // SAFETY: `count` elements are there.
-            unsafe { V::load_part(xs, count).exp().store_part(xs, count) }
+            unsafe { f(V::load_part(xs, count)).store_part(xs, count) }
         }
     }
 
-    impl Task for Exp<'_, f32> {
-        fn run<S: Simd>(self) {
-            // SAFETY: the level that runs a task is there.
-            unsafe {
-                S::enter(
-                    #[inline(always)]
-                    || each::<S::F32>(self.0),
-                )
+    macro_rules! task {
+        ($Task:ident, $real:ident, $Lanes:ident, $f:expr) => {
+            impl Task for $Task<'_, $real> {
+                fn run<S: Simd>(self) {
+                    // SAFETY: the level that runs a task is there.
+                    unsafe {
+                        S::enter(
+                            #[inline(always)]
+                            || each::<S::$Lanes>(self.0, $f),
+                        )
+                    }
+                }
             }
-        }
+        };
     }
+    task!(Exp, f32, F32, |x| x.exp());
+    task!(Exp, f64, F64, |x| x.exp());
+    task!(Tanh, f32, F32, |x| x.tanh());
+    task!(Tanh, f64, F64, |x| x.tanh());
 
-    impl Task for Exp<'_, f64> {
-        fn run<S: Simd>(self) {
-            // SAFETY: the level that runs a task is there.
-            unsafe {
-                S::enter(
-                    #[inline(always)]
-                    || each::<S::F64>(self.0),
-                )
+    /// Every 61st f32 from 2⁻¹²⁶ to 2⁴, and some f64s, of either sign.
+    #[test]
+    fn tanh() {
+        let inputs: Vec<f32> = (0x0080_0000..0x4180_0000).step_by(61).map(f32::from_bits).collect();
+        inputs.par_chunks(1 << 16).enumerate().for_each(|(i, inputs)| {
+            let sign = if i % 2 == 0 { 1.0 } else { -1.0 };
+            for level in Level::available() {
+                let mut found: Vec<f32> = inputs.iter().map(|x| x * sign).collect();
+                level.run(Tanh(&mut found));
+                for (&x, &found) in inputs.iter().zip(&found) {
+                    let exact = ((x * sign) as f64).tanh();
+                    let rounded = exact as f32;
+                    let ulp = rounded.abs() - f32::from_bits(rounded.abs().to_bits() - 1);
+                    let off = (found as f64 - exact).abs() / ulp as f64;
+                    assert!(off <= 2.0, "tanh({x}) is {exact:e}, not {found:e}: {off} ulp ({level:?})");
+                }
             }
+        });
+        let inputs: Vec<f64> =
+            (1..400_000).map(|i| (i as f64 * 1e-4 - 20.0) * if i % 3 == 0 { 1e-3 } else { 1.0 }).collect();
+        for level in Level::available() {
+            let mut found = inputs.clone();
+            level.run(Tanh(&mut found));
+            for (&x, &found) in inputs.iter().zip(&found) {
+                let exact = x.tanh();
+                assert!(
+                    (found - exact).abs() <= 2.5 * f64::EPSILON * exact.abs(),
+                    "tanh({x}) is {exact:e}, not {found:e}"
+                );
+            }
+            let inf = f64::INFINITY;
+            let mut xs = [0.0, 1e-300, inf, -inf, f64::NAN];
+            level.run(Tanh(&mut xs));
+            assert_eq!(xs[..4], [0.0, 1e-300, 1.0, -1.0]);
+            assert!(xs[4].is_nan());
+            let inf = f32::INFINITY;
+            let mut xs = [0.0, 1e-40, inf, -inf, f32::NAN];
+            level.run(Tanh(&mut xs));
+            assert_eq!(xs[..4], [0.0, 1e-40, 1.0, -1.0]);
+            assert!(xs[4].is_nan());
         }
     }
 

@@ -1,6 +1,6 @@
 //! Vectors of numbers, and the portable ones among them.
 
-use super::exp::{exp_f32, exp_f64, UNBIAS_F32, UNBIAS_F64};
+use super::exp::{exp_f32, exp_f64, tanh_f32, tanh_f64, UNBIAS_F32, UNBIAS_F64};
 use crate::state::{Number, Real};
 use std::array::from_fn;
 use std::ops::{Add, Div, Mul, Sub};
@@ -88,6 +88,37 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
 
     fn max_across(self) -> Self::Real;
     fn sum_across(self) -> Self::Real;
+
+    fn abs(self) -> Self;
+
+    /// The sign of `sign` given to what has none.
+    fn with_sign_of(self, sign: Self) -> Self;
+
+    /// `yes` where self < than, and `no` in the other lanes, also where either is NaN.
+    fn if_less(self, than: Self, yes: Self, no: Self) -> Self;
+
+    /// The lanes whose byte is not 0, and `rest` in the others.
+    ///
+    /// # Safety
+    /// `keep` is valid for reads of a byte for each lane.
+    unsafe fn where_kept(self, keep: *const u8, rest: Self::Real) -> Self;
+
+    /// The same for `count` bytes, at most a vector; `rest` in the other lanes.
+    ///
+    /// # Safety
+    /// `keep` is valid for reads of `count` bytes.
+    #[inline(always)]
+    unsafe fn where_some_kept(self, keep: *const u8, count: usize, rest: Self::Real) -> Self {
+        // SAFETY: as promised by the caller; no vector has more lanes than `bytes` are.
+        unsafe {
+            if count == Self::COUNT {
+                return self.where_kept(keep, rest);
+            }
+            let mut bytes = [0; 16];
+            std::ptr::copy_nonoverlapping(keep, bytes.as_mut_ptr(), count);
+            self.where_kept(bytes.as_ptr(), rest)
+        }
+    }
 }
 
 /// Folds `step(accumulator, start, count)` over vectors of the elements `0..len`, four accumulators in turn so that they do
@@ -167,7 +198,7 @@ operator!(Mul, mul);
 operator!(Div, div);
 
 macro_rules! portable_lanes {
-    ($real:ident, $exp:ident, $unbias:ident) => {
+    ($real:ident, $exp:ident, $tanh:ident, $unbias:ident) => {
         impl<const N: usize> Number for Array<$real, N> {
             type Real = $real;
 
@@ -190,6 +221,10 @@ macro_rules! portable_lanes {
             #[inline(always)]
             fn exp(self) -> Self {
                 $exp(self)
+            }
+            #[inline(always)]
+            fn tanh(self) -> Self {
+                $tanh(self)
             }
             #[inline(always)]
             fn differs(self, other: Self) -> bool {
@@ -233,8 +268,26 @@ macro_rules! portable_lanes {
                 }
                 self.0[0]
             }
+            #[inline(always)]
+            fn abs(self) -> Self {
+                Self(self.0.map($real::abs))
+            }
+            #[inline(always)]
+            fn with_sign_of(self, sign: Self) -> Self {
+                Self(from_fn(|i| self.0[i].copysign(sign.0[i])))
+            }
+            #[inline(always)]
+            fn if_less(self, than: Self, yes: Self, no: Self) -> Self {
+                Self(from_fn(|i| if self.0[i] < than.0[i] { yes.0[i] } else { no.0[i] }))
+            }
+            #[inline(always)]
+            unsafe fn where_kept(self, keep: *const u8, rest: $real) -> Self {
+                // SAFETY: N readable bytes, by the caller's promise.
+                let keep = unsafe { keep.cast::<[u8; N]>().read_unaligned() };
+                Self(from_fn(|i| if keep[i] != 0 { self.0[i] } else { rest }))
+            }
         }
     };
 }
-portable_lanes!(f32, exp_f32, UNBIAS_F32);
-portable_lanes!(f64, exp_f64, UNBIAS_F64);
+portable_lanes!(f32, exp_f32, tanh_f32, UNBIAS_F32);
+portable_lanes!(f64, exp_f64, tanh_f64, UNBIAS_F64);

@@ -126,6 +126,7 @@ impl Level {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::Number;
 
     #[test]
     fn the_environment_sets_an_upper_limit() {
@@ -174,6 +175,74 @@ mod tests {
                 assert!(found.to_bits() == exact.to_bits() || found.is_nan() && exact.is_nan(), "{x:e}: {found}");
             }
         }
+    }
+
+    struct Parts;
+
+    impl Task for Parts {
+        fn run<S: Simd>(self) {
+            fn parts<S: Simd>() {
+                // Counts that the compiler knows, too.
+                part::<S::F32, 1>();
+                part::<S::F32, 3>();
+                part::<S::F64, 1>();
+                part::<S::F64, 3>();
+                part::<S::U16, 1>();
+                part::<S::U16, 3>();
+                part::<S::U16, 7>();
+                rounded_part::<S, 1>();
+                rounded_part::<S, 2>();
+                rounded_part::<S, 5>();
+                (1..=S::U16::COUNT).for_each(part_of::<S::U16>);
+                (1..=S::F32::COUNT).for_each(part_of::<S::F32>);
+                (1..=S::F64::COUNT).for_each(part_of::<S::F64>);
+            }
+            // SAFETY: the level that runs a task is there.
+            unsafe { S::enter(parts::<S>) }
+        }
+    }
+
+    #[inline(always)]
+    fn part<P: Pack<Item: From<u8> + PartialEq + std::fmt::Debug>, const COUNT: usize>() {
+        part_of::<P>(COUNT)
+    }
+
+    /// A part of what was just rounded to half precision.
+    #[inline(always)]
+    fn rounded_part<S: Simd, const COUNT: usize>() {
+        let (bf16_one, f16_one) = (bf16::ONE.to_bits(), f16::ONE.to_bits());
+        let ones = S::F32::splat(std::hint::black_box(1.0));
+        for (bits, one) in [(S::f32_to_bf16(ones), bf16_one), (S::f32_to_f16(ones), f16_one)] {
+            let mut to = vec![99u16; 2 * S::U16::COUNT];
+            // SAFETY: there is room for two vectors.
+            unsafe { bits.store_part(std::hint::black_box(to.as_mut_ptr()), COUNT) };
+            let expected: Vec<u16> = (0..to.len()).map(|i| if i < COUNT { one } else { 99 }).collect();
+            assert_eq!(to, expected, "{COUNT} of {}", S::U16::COUNT);
+        }
+    }
+
+    /// What is read and written of a part is that part alone.
+    #[inline(always)]
+    fn part_of<P: Pack<Item: From<u8> + PartialEq + std::fmt::Debug>>(count: usize) {
+        let items = |of: fn(usize) -> usize| (0..2 * P::COUNT).map(|i| P::Item::from(of(i) as u8)).collect::<Vec<_>>();
+        let (from, mut to) = (items(|i| i + 1), items(|_| 99));
+        // SAFETY: both hold more than a vector.
+        unsafe {
+            P::load(std::hint::black_box(from.as_ptr())).store_part(std::hint::black_box(to.as_mut_ptr()), count)
+        };
+        let expected: Vec<P::Item> =
+            (0..2 * P::COUNT).map(|i| P::Item::from(if i < count { i + 1 } else { 99 } as u8)).collect();
+        assert_eq!(to, expected, "{count} of {}", P::COUNT);
+        // SAFETY: as above.
+        unsafe { P::load_part(std::hint::black_box(from.as_ptr()), count).store(to.as_mut_ptr()) };
+        let expected: Vec<P::Item> =
+            (0..P::COUNT).map(|i| P::Item::from(if i < count { i + 1 } else { 0 } as u8)).collect();
+        assert_eq!(to[..P::COUNT], expected, "{count} of {}", P::COUNT);
+    }
+
+    #[test]
+    fn parts_of_vectors() {
+        Level::available().into_iter().for_each(|level| level.run(Parts));
     }
 
     #[test]

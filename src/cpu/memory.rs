@@ -8,7 +8,7 @@ const HUGE_PAGES_FROM: usize = 4 << 20;
 
 /// A run of elements that several threads read, or write each its own part of. Input and output may be the same.
 #[derive(Clone, Copy)]
-pub(super) struct Elements<'a, T> {
+pub(crate) struct Elements<'a, T> {
     start: *mut T,
     len: usize,
     of: PhantomData<&'a mut [T]>,
@@ -47,15 +47,38 @@ impl<'a, T> Elements<'a, T> {
 /// # Safety
 /// `fill` writes every element, and reads none before.
 pub(super) unsafe fn filled<T: Copy>(len: usize, fill: impl FnOnce(Elements<T>)) -> Vec<T> {
-    let mut out = Vec::<T>::with_capacity(len);
-    let elements = Elements { start: out.as_mut_ptr(), len, of: PhantomData };
-    ask_for_huge_pages(elements);
+    let mut out = Unfilled::new(len);
     if len > 0 {
-        fill(elements);
+        fill(out.elements());
     }
-    // SAFETY: all of them are written, by the caller's promise.
-    unsafe { out.set_len(len) };
-    out
+    // SAFETY: as promised by the caller.
+    unsafe { out.filled() }
+}
+
+/// A vector whose elements are still to be written.
+pub(super) struct Unfilled<T> {
+    vec: Vec<T>,
+    len: usize,
+}
+
+impl<T: Copy> Unfilled<T> {
+    pub fn new(len: usize) -> Self {
+        let mut out = Self { vec: Vec::with_capacity(len), len };
+        ask_for_huge_pages(out.elements());
+        out
+    }
+
+    pub fn elements(&mut self) -> Elements<'_, T> {
+        Elements { start: self.vec.as_mut_ptr(), len: self.len, of: PhantomData }
+    }
+
+    /// # Safety
+    /// Every element is written.
+    pub unsafe fn filled(mut self) -> Vec<T> {
+        // SAFETY: there is room for as many, and all are written, by the caller's promise.
+        unsafe { self.vec.set_len(self.len) };
+        self.vec
+    }
 }
 
 #[cfg(target_os = "linux")]

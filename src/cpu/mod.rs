@@ -10,14 +10,23 @@
 mod columns;
 mod element;
 pub(crate) mod exp;
+pub(crate) mod fused;
 pub(crate) mod lanes;
 mod level;
 mod memory;
+mod random;
 mod rows;
+mod statistics;
+mod sum;
+mod top_k;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub(crate) use element::Element;
+pub(crate) use random::dropout_keeps;
+pub(crate) use statistics::{line_statistics, log_sum_exp, loss_backward, Classes};
+pub(crate) use sum::sum_over;
+pub(crate) use top_k::top_k;
 
 use crate::lines::Lines;
 use crate::op::{Output, Schedule};

@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// A block adds this many vectors plainly, 16 to each of [`fold`]'s accumulators: rounding cannot pile up.
-const BLOCK_VECTORS: usize = 64;
+pub(super) const BLOCK_VECTORS: usize = 64;
 
 /// Lines up to this length keep their exponentials in the first cache rather than take them twice, …
 const KEPT: usize = 4096;
@@ -26,13 +26,13 @@ const IN_WORK: usize = (2 * MAX_LAG + 1).next_power_of_two();
 /// Lines up to this length are that far apart, others are neighbours.
 const FAR_APART: usize = 256;
 /// How many elements the memory system is to be ahead of them.
-const AHEAD: usize = 2048;
+pub(super) const AHEAD: usize = 2048;
 
 /// How many blocks the memory system is to be ahead of the arithmetic.
-const AHEAD_BLOCKS: usize = 2;
+pub(super) const AHEAD_BLOCKS: usize = 2;
 
 /// The blocks of `range`, as start and length.
-fn blocks<V: Lanes>(range: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
+pub(super) fn blocks<V: Lanes>(range: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
     let block = BLOCK_VECTORS * V::COUNT;
     let end = range.end;
     range.step_by(block).map(move |start| (start, block.min(end - start)))
@@ -41,7 +41,7 @@ fn blocks<V: Lanes>(range: Range<usize>) -> impl Iterator<Item = (usize, usize)>
 /// # Safety
 /// The CPU has the instructions of `S`, and `xs` is valid for reads of `len` elements.
 #[inline(always)]
-unsafe fn max_of<S: Simd, T: Element>(xs: *const T, len: usize) -> T::Real {
+pub(super) unsafe fn max_of<S: Simd, T: Element>(xs: *const T, len: usize) -> T::Real {
     let none = T::Real::NEG_INFINITY;
     fold(
         len,
@@ -56,7 +56,7 @@ unsafe fn max_of<S: Simd, T: Element>(xs: *const T, len: usize) -> T::Real {
 
 /// Σ f(start, count), for at most a block.
 #[inline(always)]
-fn sum_of<V: Lanes>(len: usize, mut f: impl FnMut(usize, usize) -> V) -> V::Real {
+pub(super) fn sum_of<V: Lanes>(len: usize, mut f: impl FnMut(usize, usize) -> V) -> V::Real {
     fold(
         len,
         V::splat(V::Real::ZERO),
@@ -92,7 +92,7 @@ fn sum_of_blocks<V: Lanes>(len: usize, mut f: impl FnMut(usize, usize) -> V::Rea
 /// # Safety
 /// The CPU has the instructions of `S`, and `xs` is valid for reads of `len` elements.
 #[inline(always)]
-unsafe fn exp_sum<S: Simd, T: Element>(
+pub(super) unsafe fn exp_sum<S: Simd, T: Element>(
     xs: *const T,
     len: usize,
     reference: T::Real,
@@ -115,7 +115,7 @@ unsafe fn exp_sum<S: Simd, T: Element>(
 
 /// Aligned so that no vector in it lies in two cache lines.
 #[repr(align(64))]
-struct CacheLines<T>(T);
+pub(super) struct CacheLines<T>(pub T);
 
 pub(super) struct Softmax<'a, T>(pub super::Forward<'a, T>);
 

@@ -3,7 +3,7 @@
 //! The wrappers are safe to name but made of instructions that not every CPU has; they are reached by way of
 //! [`Level`](super::level::Level) only, which has asked the CPU.
 
-use super::exp::{exp_f32, exp_f64, UNBIAS_F32, UNBIAS_F64};
+use super::exp::{exp_f32, exp_f64, tanh_f32, tanh_f64, UNBIAS_F32, UNBIAS_F64};
 use super::lanes::{Lanes, Pack};
 use super::level::Simd;
 use crate::state::Number;
@@ -41,7 +41,7 @@ pub(crate) struct U16x16(__m256i);
 
 /// What differs between the vectors in the names of the instructions only.
 macro_rules! vector {
-    ($Vector:ident, $real:ident, $exp:ident, $set1:ident, $add:ident, $sub:ident, $mul:ident, $div:ident, $max:ident, $min:ident,
+    ($Vector:ident, $real:ident, $exp:ident, $tanh:ident, $set1:ident, $add:ident, $sub:ident, $mul:ident, $div:ident, $max:ident, $min:ident,
      |$x:ident, $y:ident| nan_to_zero: $nan_to_zero:expr, differs: $differs:expr) => {
         vector!($Vector, Add, add, $add);
         vector!($Vector, Sub, sub, $sub);
@@ -79,6 +79,10 @@ macro_rules! vector {
                 $exp(self)
             }
             #[inline(always)]
+            fn tanh(self) -> Self {
+                $tanh(self)
+            }
+            #[inline(always)]
             fn differs(self, other: Self) -> bool {
                 let ($x, $y) = (self.0, other.0);
                 // SAFETY: the CPU has the instructions of the type.
@@ -99,22 +103,22 @@ macro_rules! vector {
 }
 
 vector!(
-    F32x8, f32, exp_f32, _mm256_set1_ps, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_div_ps, _mm256_max_ps, _mm256_min_ps,
+    F32x8, f32, exp_f32, tanh_f32, _mm256_set1_ps, _mm256_add_ps, _mm256_sub_ps, _mm256_mul_ps, _mm256_div_ps, _mm256_max_ps, _mm256_min_ps,
     |x, y| nan_to_zero: _mm256_and_ps(x, _mm256_cmp_ps::<_CMP_ORD_Q>(x, x)),
     differs: _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_NEQ_UQ>(x, y)) != 0
 );
 vector!(
-    F64x4, f64, exp_f64, _mm256_set1_pd, _mm256_add_pd, _mm256_sub_pd, _mm256_mul_pd, _mm256_div_pd, _mm256_max_pd, _mm256_min_pd,
+    F64x4, f64, exp_f64, tanh_f64, _mm256_set1_pd, _mm256_add_pd, _mm256_sub_pd, _mm256_mul_pd, _mm256_div_pd, _mm256_max_pd, _mm256_min_pd,
     |x, y| nan_to_zero: _mm256_and_pd(x, _mm256_cmp_pd::<_CMP_ORD_Q>(x, x)),
     differs: _mm256_movemask_pd(_mm256_cmp_pd::<_CMP_NEQ_UQ>(x, y)) != 0
 );
 vector!(
-    F32x16, f32, exp_f32, _mm512_set1_ps, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_div_ps, _mm512_max_ps, _mm512_min_ps,
+    F32x16, f32, exp_f32, tanh_f32, _mm512_set1_ps, _mm512_add_ps, _mm512_sub_ps, _mm512_mul_ps, _mm512_div_ps, _mm512_max_ps, _mm512_min_ps,
     |x, y| nan_to_zero: _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_ORD_Q>(x, x), x),
     differs: _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(x, y) != 0
 );
 vector!(
-    F64x8, f64, exp_f64, _mm512_set1_pd, _mm512_add_pd, _mm512_sub_pd, _mm512_mul_pd, _mm512_div_pd, _mm512_max_pd, _mm512_min_pd,
+    F64x8, f64, exp_f64, tanh_f64, _mm512_set1_pd, _mm512_add_pd, _mm512_sub_pd, _mm512_mul_pd, _mm512_div_pd, _mm512_max_pd, _mm512_min_pd,
     |x, y| nan_to_zero: _mm512_maskz_mov_pd(_mm512_cmp_pd_mask::<_CMP_ORD_Q>(x, x), x),
     differs: _mm512_cmp_pd_mask::<_CMP_NEQ_UQ>(x, y) != 0
 );
@@ -241,6 +245,26 @@ impl Lanes for F32x8 {
             _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)))
         }
     }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        Self(unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0) })
+    }
+    #[inline(always)]
+    fn with_sign_of(self, sign: Self) -> Self {
+        Self(unsafe { _mm256_or_ps(self.0, _mm256_and_ps(_mm256_set1_ps(-0.0), sign.0)) })
+    }
+    #[inline(always)]
+    fn if_less(self, than: Self, yes: Self, no: Self) -> Self {
+        Self(unsafe { _mm256_blendv_ps(no.0, yes.0, _mm256_cmp_ps::<_CMP_LT_OQ>(self.0, than.0)) })
+    }
+    #[inline(always)]
+    unsafe fn where_kept(self, keep: *const u8, rest: f32) -> Self {
+        unsafe {
+            let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(keep.cast()));
+            let out = _mm256_castsi256_ps(_mm256_cmpeq_epi32(bytes, _mm256_setzero_si256()));
+            Self(_mm256_blendv_ps(self.0, _mm256_set1_ps(rest), out))
+        }
+    }
 }
 
 impl Lanes for F64x4 {
@@ -271,6 +295,26 @@ impl Lanes for F64x4 {
         unsafe {
             let x = _mm_add_pd(_mm256_castpd256_pd128(self.0), _mm256_extractf128_pd::<1>(self.0));
             _mm_cvtsd_f64(_mm_add_sd(x, _mm_unpackhi_pd(x, x)))
+        }
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        Self(unsafe { _mm256_andnot_pd(_mm256_set1_pd(-0.0), self.0) })
+    }
+    #[inline(always)]
+    fn with_sign_of(self, sign: Self) -> Self {
+        Self(unsafe { _mm256_or_pd(self.0, _mm256_and_pd(_mm256_set1_pd(-0.0), sign.0)) })
+    }
+    #[inline(always)]
+    fn if_less(self, than: Self, yes: Self, no: Self) -> Self {
+        Self(unsafe { _mm256_blendv_pd(no.0, yes.0, _mm256_cmp_pd::<_CMP_LT_OQ>(self.0, than.0)) })
+    }
+    #[inline(always)]
+    unsafe fn where_kept(self, keep: *const u8, rest: f64) -> Self {
+        unsafe {
+            let bytes = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(keep.cast::<i32>().read_unaligned()));
+            let out = _mm256_castsi256_pd(_mm256_cmpeq_epi64(bytes, _mm256_setzero_si256()));
+            Self(_mm256_blendv_pd(self.0, _mm256_set1_pd(rest), out))
         }
     }
 }
@@ -306,6 +350,25 @@ impl Lanes for F32x16 {
     fn sum_across(self) -> f32 {
         unsafe { _mm512_reduce_add_ps(self.0) }
     }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        Self(unsafe { _mm512_abs_ps(self.0) })
+    }
+    #[inline(always)]
+    fn with_sign_of(self, sign: Self) -> Self {
+        Self(unsafe { _mm512_or_ps(self.0, _mm512_and_ps(_mm512_set1_ps(-0.0), sign.0)) })
+    }
+    #[inline(always)]
+    fn if_less(self, than: Self, yes: Self, no: Self) -> Self {
+        Self(unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(self.0, than.0), no.0, yes.0) })
+    }
+    #[inline(always)]
+    unsafe fn where_kept(self, keep: *const u8, rest: f32) -> Self {
+        unsafe {
+            let bytes = _mm_loadu_si128(keep.cast());
+            Self(_mm512_mask_mov_ps(_mm512_set1_ps(rest), _mm_test_epi8_mask(bytes, bytes), self.0))
+        }
+    }
 }
 
 impl Lanes for F64x8 {
@@ -336,6 +399,25 @@ impl Lanes for F64x8 {
     #[inline(always)]
     fn sum_across(self) -> f64 {
         unsafe { _mm512_reduce_add_pd(self.0) }
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        Self(unsafe { _mm512_abs_pd(self.0) })
+    }
+    #[inline(always)]
+    fn with_sign_of(self, sign: Self) -> Self {
+        Self(unsafe { _mm512_or_pd(self.0, _mm512_and_pd(_mm512_set1_pd(-0.0), sign.0)) })
+    }
+    #[inline(always)]
+    fn if_less(self, than: Self, yes: Self, no: Self) -> Self {
+        Self(unsafe { _mm512_mask_blend_pd(_mm512_cmp_pd_mask::<_CMP_LT_OQ>(self.0, than.0), no.0, yes.0) })
+    }
+    #[inline(always)]
+    unsafe fn where_kept(self, keep: *const u8, rest: f64) -> Self {
+        unsafe {
+            let bytes = _mm_loadl_epi64(keep.cast());
+            Self(_mm512_mask_mov_pd(_mm512_set1_pd(rest), _mm_test_epi8_mask(bytes, bytes) as u8, self.0))
+        }
     }
 }
 

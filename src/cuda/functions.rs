@@ -3,7 +3,7 @@
 //! candle's own cache asks the driver for the function at every call and may load a module twice when threads race;
 //! this one finds a function with a read lock and a small hash, and holds no lock while a kernel is launched.
 
-use super::plan::{DeviceFacts, Family, Kernel};
+use super::plan::{DeviceFacts, Family, FusedLines, Kernel};
 use crate::op::Output;
 use candle_core::cuda_backend::cudarc::driver::{sys, CudaContext, CudaFunction, CudaModule};
 use candle_core::cuda_backend::WrapErr;
@@ -32,6 +32,16 @@ impl Key {
             (family.clone() + "_softmax", format!("{family}_{log}softmax{count}"))
         };
         let named = |file: &str, name: String| (file.to_string(), name);
+        // A file each, of the same name
+        let fused = |group: &str, backward: bool, lines: FusedLines| {
+            let of = match lines {
+                FusedLines::Packs => "",
+                FusedLines::Window => "_window",
+                FusedLines::Any => "_any",
+            };
+            let name = format!("fused{}_{group}{of}", if backward { "_backward" } else { "" });
+            (name.clone(), name)
+        };
         let (file, name) = match self.kernel {
             Kernel::SafeRows => named("safe_softmax", format!("safe_{log}softmax_rows")),
             Kernel::SafeShortRows => named("safe_softmax", format!("safe_{log}softmax_short_rows")),
@@ -50,17 +60,42 @@ impl Key {
             }
             Kernel::SplitApply { whole } => packed("split", whole, None),
             Kernel::Column { whole } => packed("column", whole, None),
-            Kernel::BackwardColumns => named("softmax_backward", format!("{log}softmax_backward_columns")),
-            Kernel::BackwardReduce => named("softmax_backward", format!("{log}softmax_backward_reduce")),
+            Kernel::BackwardColumns => named("softmax_backward", "backward_columns".to_string()),
+            Kernel::BackwardReduce => named("softmax_backward", "backward_reduce".to_string()),
+            Kernel::BackwardWarp { count } => named("register_backward", format!("backward_warp_{count}")),
+            Kernel::BackwardBlock { count } => named("register_backward", format!("backward_block_{count}")),
+            Kernel::BackwardCluster { count } => named("cluster_backward", format!("backward_cluster_{count}")),
+            Kernel::FusedWarp { backward, lines } => fused("warp", backward, lines),
+            Kernel::FusedBlock { backward, lines } => fused("block", backward, lines),
+            Kernel::FusedCluster => named("fused_cluster", "fused_cluster".to_string()),
+            Kernel::FusedReduce { backward: false } => named("fused_reduce", "fused_reduce".to_string()),
+            Kernel::FusedColumns { backward: false } => named("fused_reduce", "fused_columns".to_string()),
+            Kernel::FusedReduce { backward: true } => {
+                named("fused_backward_reduce", "fused_backward_reduce".to_string())
+            }
+            Kernel::FusedColumns { backward: true } => {
+                named("fused_backward_reduce", "fused_backward_columns".to_string())
+            }
+            Kernel::StatisticsRows => named("statistics", "statistics_rows".into()),
+            Kernel::StatisticsStrided => named("statistics", "statistics_strided".into()),
+            Kernel::LossBackwardRows => named("loss_backward", "loss_backward_rows".into()),
+            Kernel::LossBackwardShortRows => named("loss_backward", "loss_backward_short_rows".into()),
+            Kernel::LossBackwardColumns => named("loss_backward", "loss_backward_columns".into()),
+            Kernel::TopKRows => named("top_k", "top_k_rows".into()),
+            Kernel::TopKShortRows => named("top_k", "top_k_short_rows".into()),
         };
         (file, format!("{name}_{}", self.dtype))
     }
 
     /// The module's name and PTX: those for Hopper where there are such and the device runs them.
     fn module(&self, facts: DeviceFacts) -> Option<&'static (&'static str, &'static str)> {
-        let output = if self.output == Output::LogProbability { "log_probability" } else { "probability" };
+        let output = match self.output {
+            _ if self.kernel.writes_any_output() => "",
+            Output::Probability => "_probability",
+            Output::LogProbability => "_log_probability",
+        };
         let find = |capability: u32| {
-            let name = format!("sm_{capability}/{}_{}_{output}", self.names().0, self.dtype);
+            let name = format!("sm_{capability}/{}_{}{output}", self.names().0, self.dtype);
             MODULES.iter().find(|module| module.0 == name)
         };
         let hopper = if facts.compute_capability >= 90 { find(90) } else { None };
@@ -134,7 +169,7 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<CudaFunction> {
         }
     };
     let function = module.load_function(&key.names().1).w()?;
-    if matches!(key.kernel, Kernel::Cluster { .. } | Kernel::Column { .. }) && facts.compute_capability >= 90 {
+    if key.kernel.may_have_clusters() && facts.compute_capability >= 90 {
         let wide = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         function.set_attribute(wide, 1).w()?;
     }
@@ -163,6 +198,13 @@ mod tests {
             Kernel::Reduce,
             Kernel::BackwardColumns,
             Kernel::BackwardReduce,
+            Kernel::StatisticsRows,
+            Kernel::StatisticsStrided,
+            Kernel::LossBackwardRows,
+            Kernel::LossBackwardShortRows,
+            Kernel::LossBackwardColumns,
+            Kernel::TopKRows,
+            Kernel::TopKShortRows,
         ];
         for whole in [true, false] {
             kernels.extend([8, 16].map(|count| Kernel::Warp { count, whole }));
@@ -170,6 +212,17 @@ mod tests {
             kernels.extend([Kernel::SplitStates { whole }, Kernel::SplitApply { whole }, Kernel::Column { whole }]);
         }
         kernels.extend([Kernel::Warp { count: 4, whole: false }, Kernel::Block { count: 32, whole: false }]);
+        for (backward, lines) in [
+            (false, FusedLines::Packs),
+            (false, FusedLines::Window),
+            (false, FusedLines::Any),
+            (true, FusedLines::Packs),
+            (true, FusedLines::Any),
+        ] {
+            kernels.extend([Kernel::FusedWarp { backward, lines }, Kernel::FusedBlock { backward, lines }]);
+            kernels.extend([Kernel::FusedReduce { backward }, Kernel::FusedColumns { backward }]);
+        }
+        kernels.push(Kernel::FusedCluster);
         for dtype in ["f32", "f64", "f16", "bf16"] {
             let whole = true;
             let wide: &[Kernel] = match dtype {
@@ -177,13 +230,24 @@ mod tests {
                     Kernel::Block { count: 64, whole },
                     Kernel::Cluster { count: 64, whole },
                     Kernel::Cluster { count: 64, whole: false },
+                    Kernel::BackwardWarp { count: 16 },
+                    Kernel::BackwardBlock { count: 16 },
+                    Kernel::BackwardCluster { count: 32 },
                 ],
                 "f64" => &[
+                    Kernel::BackwardWarp { count: 8 },
+                    Kernel::BackwardBlock { count: 8 },
+                    Kernel::BackwardCluster { count: 16 },
                     Kernel::Block { count: 32, whole },
                     Kernel::Cluster { count: 32, whole },
                     Kernel::Cluster { count: 32, whole: false },
                 ],
                 _ => &[
+                    Kernel::BackwardWarp { count: 16 },
+                    Kernel::BackwardBlock { count: 16 },
+                    Kernel::BackwardBlock { count: 32 },
+                    Kernel::BackwardCluster { count: 32 },
+                    Kernel::BackwardCluster { count: 64 },
                     Kernel::Block { count: 32, whole },
                     Kernel::Block { count: 64, whole },
                     Kernel::Cluster { count: 64, whole },
@@ -194,7 +258,7 @@ mod tests {
             for &kernel in kernels.iter().chain(wide) {
                 for output in [Output::Probability, Output::LogProbability] {
                     for compute_capability in [75, 90] {
-                        if compute_capability == 75 && matches!(kernel, Kernel::Cluster { .. }) {
+                        if compute_capability == 75 && kernel.needs_clusters() {
                             continue;
                         }
                         let key = Key { kernel, output, dtype };

@@ -5,6 +5,7 @@ use super::plan::{Kernel, Plan};
 use crate::lines::Lines;
 use crate::op::Output;
 use crate::state::Real;
+use crate::statistics::STATISTICS;
 use candle_core::cuda_backend::cudarc::driver::{
     sys, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr,
 };
@@ -18,7 +19,7 @@ pub(super) trait CudaElement: CudaDType + DeviceRepr + 'static {
     /// What it is called in the kernels' names.
     const NAME: &'static str;
     /// What it is computed in.
-    type Real: Real + DeviceRepr;
+    type Real: Real + DeviceRepr + CudaDType;
 }
 
 impl CudaElement for f32 {
@@ -40,13 +41,13 @@ impl CudaElement for bf16 {
 
 /// Arguments of a kernel, each passed by the address of a copy.
 struct Arguments {
-    values: [u64; 8],
+    values: [u64; 12],
     count: usize,
 }
 
 impl Arguments {
     fn new() -> Self {
-        Self { values: [0; 8], count: 0 }
+        Self { values: [0; 12], count: 0 }
     }
 
     /// A pointer or a 64-bit number; a 32-bit one is its low half.
@@ -65,6 +66,24 @@ unsafe fn launch(
     device: &CudaDevice,
     plan: Plan,
     mut arguments: Arguments,
+) -> Result<()> {
+    let mut addresses = arguments.values.each_mut().map(address_of);
+    // SAFETY: as promised by the caller.
+    unsafe { launch_with(stream, key, device, plan, &mut addresses) }
+}
+
+fn address_of<T>(value: &mut T) -> *mut c_void {
+    std::ptr::from_mut(value).cast()
+}
+
+/// # Safety
+/// The addresses are of values, at least as many as the function has parameters and of their types; the rest as above.
+unsafe fn launch_with(
+    stream: &CudaStream,
+    key: Key,
+    device: &CudaDevice,
+    plan: Plan,
+    addresses: &mut [*mut c_void],
 ) -> Result<()> {
     let function = functions::get(device, key)?;
     use sys::CUlaunchAttributeID::{
@@ -102,7 +121,6 @@ unsafe fn launch(
         numAttrs: count as u32,
     };
     stream.context().bind_to_thread().w()?;
-    let mut addresses = arguments.values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
     // SAFETY: the addresses are of values that live until the call returns, at least as many as the function has parameters
     // by the caller's promise, which covers the rest.
     let result =
@@ -162,6 +180,17 @@ pub(super) fn softmax<T: CudaElement>(
     }
 }
 
+/// # Safety
+/// `call` is what the kernels of `kernels/fused.cuh` take for these elements; its pointers lead to as much memory on the device
+/// as it says, and the plan covers its lines.
+pub(super) unsafe fn fused<T: CudaElement, C>(device: &CudaDevice, mut call: C, plan: Plan) -> Result<()> {
+    let stream = device.cuda_stream();
+    let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
+    let mut shift = plan.parameter;
+    // SAFETY: as promised by the caller; the second is a parameter of the kernels for parts of a warp only.
+    unsafe { launch_with(&stream, key, device, plan, &mut [address_of(&mut call), address_of(&mut shift)]) }
+}
+
 pub(super) fn softmax_backward<T: CudaElement>(
     device: &CudaDevice,
     [y, g]: [CudaView<'_, T>; 2],
@@ -175,10 +204,150 @@ pub(super) fn softmax_backward<T: CudaElement>(
     let (y, _y_read) = y.device_ptr(&stream);
     let (g, _g_read) = g.device_ptr(&stream);
     let (grad, _grad_written) = grad.device_ptr_mut(&stream);
-    let tensors = Arguments::new().push(y).push(g).push(grad);
-    let arguments = tensors.push(lines.count() as u64).push(lines.len as u64).push(lines.inner as u64);
+    let tensors = Arguments::new().push(y).push(g).push(grad).push(lines.count() as u64).push(lines.len as u64);
+    let log = (output == Output::LogProbability) as u64;
+    let arguments = match plan.kernel {
+        Kernel::BackwardWarp { .. } => tensors.push(plan.parameter as u64).push(log),
+        Kernel::BackwardBlock { .. } | Kernel::BackwardCluster { .. } => tensors.push(log),
+        _ => tensors.push(lines.inner as u64).push(log),
+    };
     let key = Key { kernel: plan.kernel, output, dtype: T::NAME };
     // SAFETY: as above, with three tensors.
+    unsafe { launch(&stream, key, device, plan, arguments) }
+}
+
+/// What a loss knows of the lines, checked: a target for each, and a weight for each class.
+pub(super) struct Classes<'a, R> {
+    pub targets: CudaView<'a, i64>,
+    pub ignore_index: i64,
+    pub weights: Option<CudaView<'a, R>>,
+    pub smooth: bool,
+}
+
+impl<R> Classes<'_, R> {
+    fn check(&self, lines: Lines) -> Result<()> {
+        let weights = self.weights.as_ref().map_or(lines.len, |weights| weights.len());
+        if self.targets.len() != lines.count() || weights != lines.len {
+            candle_core::bail!(
+                "candle-softmax: {} targets and {weights} weights of classes for {lines:?}",
+                self.targets.len()
+            )
+        }
+        Ok(())
+    }
+}
+
+/// The kernels that follow give every line its place in a grid's first dimension.
+fn check_count(lines: Lines) -> Result<()> {
+    if lines.count() > i32::MAX as usize {
+        candle_core::bail!("candle-softmax: {} lines, and at most 2^31 - 1 at once run on CUDA", lines.count())
+    }
+    Ok(())
+}
+
+/// Log-sum-exps of the lines, or with `classes` their statistics, `STATISTICS` numbers a line.
+pub(super) fn statistics<T: CudaElement, O: DeviceRepr>(
+    device: &CudaDevice,
+    x: CudaView<'_, T>,
+    out: &mut CudaViewMut<'_, O>,
+    lines: Lines,
+    plan: Plan,
+    classes: Option<Classes<'_, T::Real>>,
+) -> Result<()> {
+    check_lengths(lines, [x.len()])?;
+    check_count(lines)?;
+    let (per_line, size) = match &classes {
+        None => (1, size_of::<T>()),
+        Some(classes) => {
+            classes.check(lines)?;
+            (STATISTICS, size_of::<T::Real>())
+        }
+    };
+    if out.len() != per_line * lines.count() || size_of::<O>() != size {
+        candle_core::bail!("candle-softmax: {} numbers for the statistics of {lines:?}", out.len())
+    }
+    let stream = device.cuda_stream();
+    let (x, _x_read) = x.device_ptr(&stream);
+    let (out, _out_written) = out.device_ptr_mut(&stream);
+    let targets = classes.as_ref().map(|classes| classes.targets.device_ptr(&stream));
+    let weights = classes.as_ref().and_then(|classes| classes.weights.as_ref()).map(|w| w.device_ptr(&stream));
+    let arguments = Arguments::new()
+        .push(x)
+        .push(out)
+        .push(lines.count() as u64)
+        .push(lines.len as u64)
+        .push(lines.inner as u64)
+        .push(plan.parameter as u64)
+        .push(targets.as_ref().map_or(0, |(targets, _read)| *targets))
+        .push(classes.as_ref().map_or(0, |classes| classes.ignore_index as u64))
+        .push(weights.as_ref().map_or(0, |(weights, _read)| *weights))
+        .push(classes.as_ref().is_some_and(|classes| classes.smooth) as u64);
+    let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
+    // SAFETY: these are the parameters of the kernels; the lengths of all that they point to are checked above, targets are
+    // range-checked by the kernel, and the plan covers all lines, beyond which the kernels write nothing.
+    unsafe { launch(&stream, key, device, plan, arguments) }
+}
+
+/// The gradient of the logits `x`, given the statistics of their lines and the gradients of those.
+pub(super) fn loss_backward<T: CudaElement>(
+    device: &CudaDevice,
+    x: CudaView<'_, T>,
+    [statistics, gradients]: [CudaView<'_, T::Real>; 2],
+    grad: &mut CudaViewMut<'_, T>,
+    lines: Lines,
+    plan: Plan,
+    classes: Classes<'_, T::Real>,
+) -> Result<()> {
+    check_lengths(lines, [x.len(), grad.len()])?;
+    check_count(lines)?;
+    classes.check(lines)?;
+    if [statistics.len(), gradients.len()] != [STATISTICS * lines.count(); 2] {
+        candle_core::bail!("candle-softmax: {} numbers for the statistics of {lines:?}", statistics.len())
+    }
+    let stream = device.cuda_stream();
+    let (x, _x_read) = x.device_ptr(&stream);
+    let (grad, _grad_written) = grad.device_ptr_mut(&stream);
+    let (targets, _targets_read) = classes.targets.device_ptr(&stream);
+    let weights = classes.weights.as_ref().map(|weights| weights.device_ptr(&stream));
+    let (statistics, _statistics_read) = statistics.device_ptr(&stream);
+    let (gradients, _gradients_read) = gradients.device_ptr(&stream);
+    let parameter = if plan.kernel == Kernel::LossBackwardColumns { lines.inner as u64 } else { plan.parameter as u64 };
+    let arguments = Arguments::new()
+        .push(x)
+        .push(grad)
+        .push(lines.count() as u64)
+        .push(lines.len as u64)
+        .push(parameter)
+        .push(targets)
+        .push(classes.ignore_index as u64)
+        .push(weights.as_ref().map_or(0, |(weights, _read)| *weights))
+        .push(statistics)
+        .push(gradients);
+    let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
+    // SAFETY: as of `statistics`.
+    unsafe { launch(&stream, key, device, plan, arguments) }
+}
+
+/// The places of the `k` greatest elements of each line.
+pub(super) fn top_k<T: CudaElement>(
+    device: &CudaDevice,
+    x: CudaView<'_, T>,
+    out: &mut CudaViewMut<'_, u32>,
+    lines: Lines,
+    plan: Plan,
+    k: usize,
+) -> Result<()> {
+    check_lengths(lines, [x.len()])?;
+    check_count(lines)?;
+    if lines.inner != 1 || lines.len > u32::MAX as usize || k > lines.len || out.len() != k * lines.count() {
+        candle_core::bail!("candle-softmax: {} places for the {k} greatest of {lines:?}", out.len())
+    }
+    let stream = device.cuda_stream();
+    let (x, _x_read) = x.device_ptr(&stream);
+    let (out, _out_written) = out.device_ptr_mut(&stream);
+    let arguments = Arguments::new().push(x).push(out).push(lines.count() as u64).push(lines.len as u64).push(k as u64);
+    let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
+    // SAFETY: these are the parameters of the kernels, and the lengths are checked above.
     unsafe { launch(&stream, key, device, plan, arguments) }
 }
 

@@ -1,14 +1,18 @@
 //! The CUDA path: [`plan`] says which kernel, [`functions`] loads it, [`launch`] launches it.
 
 mod functions;
+pub(crate) mod fused;
 mod launch;
 mod plan;
+mod statistics;
+
+pub(crate) use statistics::{line_statistics, log_sum_exp, loss_backward, top_k};
 
 use crate::lines::{unsupported_dtype, Contiguous, Lines};
-use crate::op::{Output, Softmax};
+use crate::op::{Output, SoftmaxOp};
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut, DevicePtr};
-use candle_core::cuda_backend::WrapErr;
+use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DeviceRepr};
+use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Tensor};
 use half::{bf16, f16};
 use launch::CudaElement;
@@ -28,10 +32,16 @@ macro_rules! by_dtype {
         }
     };
 }
+use by_dtype;
 
 /// Softmax or log-softmax along `lines`, in a new storage.
-pub(crate) fn softmax(op: &Softmax, lines: Lines, storage: &CudaStorage, layout: &Layout) -> Result<CudaStorage> {
-    fn run<T: CudaElement>(op: &Softmax, lines: Lines, storage: &CudaStorage, layout: &Layout) -> Result<CudaStorage> {
+pub(crate) fn softmax(op: &SoftmaxOp, lines: Lines, storage: &CudaStorage, layout: &Layout) -> Result<CudaStorage> {
+    fn run<T: CudaElement>(
+        op: &SoftmaxOp,
+        lines: Lines,
+        storage: &CudaStorage,
+        layout: &Layout,
+    ) -> Result<CudaStorage> {
         new_storage::<T>(storage.device(), lines, |out| write(op, lines, storage, layout, out))
     }
     by_dtype!(op.name, storage.dtype(), run(op, lines, storage, layout))
@@ -39,7 +49,7 @@ pub(crate) fn softmax(op: &Softmax, lines: Lines, storage: &CudaStorage, layout:
 
 /// The same into elements of a storage that is there already.
 pub(crate) fn softmax_into(
-    op: &Softmax,
+    op: &SoftmaxOp,
     lines: Lines,
     storage: &CudaStorage,
     layout: &Layout,
@@ -47,7 +57,7 @@ pub(crate) fn softmax_into(
     out_elements: Range<usize>,
 ) -> Result<()> {
     fn run<T: CudaElement>(
-        op: &Softmax,
+        op: &SoftmaxOp,
         lines: Lines,
         storage: &CudaStorage,
         layout: &Layout,
@@ -64,13 +74,13 @@ pub(crate) fn softmax_into(
 
 /// The same over the input.
 pub(crate) fn softmax_inplace(
-    op: &Softmax,
+    op: &SoftmaxOp,
     lines: Lines,
     storage: &mut CudaStorage,
     elements: Range<usize>,
 ) -> Result<()> {
     fn run<T: CudaElement>(
-        op: &Softmax,
+        op: &SoftmaxOp,
         lines: Lines,
         storage: &mut CudaStorage,
         elements: Range<usize>,
@@ -85,7 +95,7 @@ pub(crate) fn softmax_inplace(
 }
 
 /// Which kernel `op` takes for `xs`.
-pub(crate) fn kernel_name(op: &Softmax, xs: &Tensor, device: &CudaDevice) -> Result<String> {
+pub(crate) fn kernel_name(op: &SoftmaxOp, xs: &Tensor, device: &CudaDevice) -> Result<String> {
     let lines = op.lines(xs.layout())?;
     let size = xs.dtype().size_in_bytes();
     let start = xs.layout().start_offset() * size;
@@ -94,7 +104,7 @@ pub(crate) fn kernel_name(op: &Softmax, xs: &Tensor, device: &CudaDevice) -> Res
 }
 
 fn write<T: CudaElement>(
-    op: &Softmax,
+    op: &SoftmaxOp,
     lines: Lines,
     storage: &CudaStorage,
     layout: &Layout,
@@ -106,7 +116,7 @@ fn write<T: CudaElement>(
 
 /// Plans and launches the kernel; without `x`, in place.
 fn launch<T: CudaElement>(
-    op: &Softmax,
+    op: &SoftmaxOp,
     lines: Lines,
     device: &CudaDevice,
     x: Option<CudaView<'_, T>>,
@@ -139,16 +149,30 @@ pub(crate) fn softmax_backward(
     ) -> Result<CudaStorage> {
         let device = y.storage().device();
         new_storage::<T>(device, lines, |out| {
-            let plan = plan::softmax_backward(lines);
-            launch::softmax_backward(device, [elements(y, lines)?, elements(g, lines)?], out, lines, plan, output)
+            let (y, g) = (elements(y, lines)?, elements(g, lines)?);
+            launch_backward(output, lines, device, [y, g], out)
         })
     }
     let (y, g) = (contiguous(name, y.0, y.1)?, contiguous(name, g.0, g.1)?);
     by_dtype!(name, y.storage().dtype(), run(output, lines, &y, &g))
 }
 
+fn launch_backward<T: CudaElement>(
+    output: Output,
+    lines: Lines,
+    device: &CudaDevice,
+    [y, g]: [CudaView<'_, T>; 2],
+    out: &mut CudaViewMut<'_, T>,
+) -> Result<()> {
+    let stream = device.cuda_stream();
+    let addresses = [y.device_ptr(&stream).0, g.device_ptr(&stream).0, out.device_ptr(&stream).0];
+    let whole = (lines.len * size_of::<T>()).is_multiple_of(16) && addresses.iter().all(|&at| alignment(at) >= 16);
+    let plan = plan::softmax_backward(lines, whole, size_of::<T>(), functions::facts(device)?);
+    launch::softmax_backward(device, [y, g], out, lines, plan, output)
+}
+
 /// A storage of `lines` that `write` fills; nothing is launched for an empty one.
-fn new_storage<T: CudaElement>(
+fn new_storage<T: CudaDType + DeviceRepr>(
     device: &CudaDevice,
     lines: Lines,
     write: impl FnOnce(&mut CudaViewMut<'_, T>) -> Result<()>,
@@ -183,7 +207,7 @@ fn contiguous<'a>(
     Contiguous::new(storage, layout)
 }
 
-fn elements<'a, T: CudaElement>(x: &'a Contiguous<CudaStorage>, lines: Lines) -> Result<CudaView<'a, T>> {
+fn elements<'a, T: CudaDType>(x: &'a Contiguous<CudaStorage>, lines: Lines) -> Result<CudaView<'a, T>> {
     let range = x.start()..x.start() + lines.elem_count();
     let slice = x.storage().as_cuda_slice::<T>()?;
     match slice.try_slice(range.clone()) {

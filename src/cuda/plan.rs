@@ -86,8 +86,103 @@ pub(crate) enum Kernel {
     Column {
         whole: bool,
     },
+    /// The gradient, out of the result and its gradient: read twice by one thread or one block, …
     BackwardColumns,
     BackwardReduce,
+    /// … or both lines in registers, `count` elements of each to a thread; they are whole packs of 16 bytes.
+    BackwardWarp {
+        count: usize,
+    },
+    BackwardBlock {
+        count: usize,
+    },
+    BackwardCluster {
+        count: usize,
+    },
+    /// With what models put around a softmax, or the gradients of that: the line in registers as above, …
+    FusedWarp {
+        backward: bool,
+        lines: FusedLines,
+    },
+    FusedBlock {
+        backward: bool,
+        lines: FusedLines,
+    },
+    FusedCluster,
+    /// … or read several times by one block, …
+    FusedReduce {
+        backward: bool,
+    },
+    /// … or by one thread.
+    FusedColumns {
+        backward: bool,
+    },
+    /// Log-sum-exp and what a loss needs of each line: one block per contiguous line; or several lines to a block, short ones
+    /// and those side by side.
+    StatisticsRows,
+    StatisticsStrided,
+    /// The gradient of a loss: some blocks to a contiguous line, several short ones to a block, one thread per line.
+    LossBackwardRows,
+    LossBackwardShortRows,
+    LossBackwardColumns,
+    /// One block and one warp per contiguous line.
+    TopKRows,
+    TopKShortRows,
+}
+
+/// Which lines a fused kernel is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum FusedLines {
+    /// Whole packs of 16 bytes.
+    Packs,
+    /// The same, and parts that are outside of a window are passed over.
+    Window,
+    /// Of any length and offset.
+    Any,
+}
+
+/// What of a fused call a plan depends on, beside its lines.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FusedKind {
+    pub backward: bool,
+    /// Lines are whole packs of 16 bytes in every tensor.
+    pub whole: bool,
+    pub window: bool,
+    /// 32 bits are enough for lines, steps and positions.
+    pub narrow: bool,
+}
+
+impl Kernel {
+    /// Whether it runs as clusters of blocks only, …
+    pub fn needs_clusters(self) -> bool {
+        matches!(self, Kernel::Cluster { .. } | Kernel::BackwardCluster { .. } | Kernel::FusedCluster)
+    }
+
+    /// … or where there are any.
+    pub fn may_have_clusters(self) -> bool {
+        self.needs_clusters() || matches!(self, Kernel::Column { .. })
+    }
+
+    /// Whether one kernel is for both probabilities and their logarithms, or for neither.
+    pub fn writes_any_output(self) -> bool {
+        use Kernel::*;
+        !matches!(
+            self,
+            SafeRows
+                | SafeShortRows
+                | SafeColumns
+                | OnlineRows
+                | OnlineShortRows
+                | OnlineColumns
+                | Reduce
+                | Warp { .. }
+                | Block { .. }
+                | Cluster { .. }
+                | SplitStates { .. }
+                | SplitApply { .. }
+                | Column { .. }
+        )
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,9 +193,17 @@ pub(crate) struct Plan {
     /// Blocks of a cluster.
     pub cluster: u32,
     pub shared_bytes: u32,
-    /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`]) or of those side by
-    /// side ([`Kernel::Column`]), or how many lines ahead it fetches ([`Kernel::Cluster`]).
+    /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], contiguous lines of
+    /// [`Kernel::StatisticsStrided`], [`Kernel::LossBackwardShortRows`]) or of those side by side ([`Kernel::Column`]), how
+    /// many lines ahead it fetches ([`Kernel::Cluster`]), or the blocks of a line ([`Kernel::LossBackwardRows`]).
     pub parameter: i32,
+}
+
+impl Plan {
+    /// Whether the kernel reckons with lines, steps and positions in 32 bits.
+    pub fn is_narrow(self) -> bool {
+        matches!(self.kernel, Kernel::FusedWarp { .. } | Kernel::FusedBlock { .. } | Kernel::FusedCluster)
+    }
 }
 
 /// The largest grid there is; kernels that may be given more lines stride over what it leaves.
@@ -168,6 +271,24 @@ const SHORT_ROW: usize = 64;
 /// Lines side by side: from this many on, a thread each has enough to do for a GPU (where no strip is held in registers).
 const MANY: usize = 4096;
 
+/// Of log-sum-exp and losses, as `kernels/statistics.cu` and `loss_backward.cu` have them: elements in flight for a thread that reads
+/// them singly, the most warps that share lines side by side, packs of 16 bytes in flight for a thread, and rows of one.
+const STATISTICS_TILE: usize = 8;
+const MAX_COLUMN_WARPS: usize = 16;
+const LOSS_PACKS: usize = 4;
+const LOSS_ROWS: usize = 16;
+/// Contiguous lines up to this length take a warp or less.
+const SHORT_STATISTICS: usize = 512;
+const STATISTICS_SHORT_BLOCK: usize = 128;
+/// The packs that a thread reads one after the other where there are many lines, and the most threads. 8192 x 4096: 64 threads
+/// 0.52, 256 0.69 (f32), 32 threads 0.58, 128 0.68 (bf16); 65536 x 1024: 32 threads 0.49 / 0.65, 64 0.59 / 1.21; 4096 x
+/// 128256: 128 threads 0.48 / 0.49, 256 0.48 / 0.50.
+const STATISTICS_PACKS: usize = 16;
+const STATISTICS_BLOCK: usize = 128;
+const LOSS_BLOCK: usize = 256;
+/// Lines up to this length take a warp to find their greatest elements.
+const SHORT_TOP_K: usize = 1024;
+
 /// The kernel for softmax, with the schedule given or left to choose.
 pub(crate) fn softmax(lines: Lines, schedule: Option<Schedule>, elements: Elements, device: DeviceFacts) -> Plan {
     let rows = lines.inner == 1;
@@ -186,12 +307,192 @@ pub(crate) fn softmax(lines: Lines, schedule: Option<Schedule>, elements: Elemen
     }
 }
 
-/// The kernel for the backward of softmax.
-pub(crate) fn softmax_backward(lines: Lines) -> Plan {
-    if lines.inner > 1 && lines.count() >= MANY {
-        thread_per_line(Kernel::BackwardColumns, lines)
+/// The kernel for the backward of softmax. `whole`: lines of all three tensors are whole packs of 16 bytes.
+pub(crate) fn softmax_backward(lines: Lines, whole: bool, size: usize, device: DeviceFacts) -> Plan {
+    let twice = || {
+        if lines.inner > 1 && lines.count() >= MANY {
+            thread_per_line(Kernel::BackwardColumns, lines)
+        } else {
+            block_per_line(Kernel::BackwardReduce, lines)
+        }
+    };
+    let forced = match device.forced {
+        Some(Family::Online) => Some(thread_per_line(Kernel::BackwardColumns, lines)),
+        Some(Family::Reduce) => Some(block_per_line(Kernel::BackwardReduce, lines)),
+        _ => None,
+    };
+    let possible = whole && lines.inner == 1 && lines.len <= MAX_REGISTER_LINE;
+    let held = || possible.then(|| register_backward(lines, size, device)).flatten();
+    forced.or_else(held).unwrap_or_else(twice)
+}
+
+/// Over 3/2 of a copy: 65536 x 1024 sixteen elements 0.96 / 0.96; 8192 x 4096 0.96 / 0.96; 1024 x 32768 two blocks of 32
+/// 0.99 / 1.00, bf16 four of 32 1.01; 4096 x 128256 f32 eight of 32 0.99, sixteen 1.07; bf16 four of 64 0.97, eight of 32 1.02.
+fn register_backward(lines: Lines, size: usize, device: DeviceFacts) -> Option<Plan> {
+    let (of_warp, of_block, of_cluster): (usize, &[usize], &[(usize, usize)]) = match size {
+        8 => (8, &[8], &[(WIDE_CLUSTER, 16)]),
+        4 => (16, &[16], &[(WIDE_CLUSTER, 32)]),
+        _ => (16, &[16, 32], &[(2, 32), (WIDE_CLUSTER, 64)]),
+    };
+    if lines.len <= of_warp * WARP {
+        let shift = lines.len.div_ceil(of_warp).next_power_of_two().ilog2();
+        let grid = lines.count().div_ceil(WARP_BLOCK >> shift);
+        return (grid <= MAX_GRID).then(|| Plan {
+            parameter: shift as i32,
+            ..plan(Kernel::BackwardWarp { count: of_warp }, grid, WARP_BLOCK)
+        });
+    }
+    // Half of the largest block is best where it is enough.
+    let threads = |count: usize| lines.len.div_ceil(count).next_multiple_of(WARP);
+    let last = of_block.len() - 1;
+    let block = of_block
+        .iter()
+        .enumerate()
+        .find(|&(i, &count)| threads(count) <= if i == last { MAX_REGISTER_BLOCK } else { MAX_REGISTER_BLOCK / 2 });
+    if let Some((_, &count)) = block {
+        return (lines.count() <= MAX_GRID)
+            .then(|| plan(Kernel::BackwardBlock { count }, lines.count(), threads(count)));
+    }
+    let largest = match device.compute_capability {
+        ..90 => return None,
+        _ if device.multiprocessors >= WHOLE_GPU => WIDE_CLUSTER,
+        _ => PORTABLE_CLUSTER,
+    };
+    of_cluster.iter().find_map(|&(most, count)| {
+        let blocks = lines.len.div_ceil(count * MAX_REGISTER_BLOCK).next_power_of_two();
+        (blocks <= most.min(largest) && lines.count() <= MAX_GRID / blocks).then(|| Plan {
+            cluster: blocks as u32,
+            ..plan(
+                Kernel::BackwardCluster { count },
+                lines.count() * blocks,
+                lines.len.div_ceil(count * blocks).next_multiple_of(WARP),
+            )
+        })
+    })
+}
+
+/// The kernel for softmax with what models put around it, or for the gradients, of elements of `size` bytes.
+pub(crate) fn fused(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Plan {
+    let backward = kind.backward;
+    let reduce = || {
+        let plan = block_per_line(Kernel::FusedReduce { backward }, lines);
+        Plan { block: plan.block.min(MAX_REGISTER_BLOCK as u32), ..plan }
+    };
+    let columns = || thread_per_line(Kernel::FusedColumns { backward }, lines);
+    let registers = || fused_registers(lines, kind, size);
+    let cluster = || fused_cluster(lines, kind, size, device);
+    let forced = match device.forced {
+        Some(Family::Online) => Some(columns()),
+        Some(Family::Reduce) => Some(reduce()),
+        Some(Family::Register) => registers(),
+        Some(Family::Cluster) => cluster(),
+        _ => None,
+    };
+    let many_side_by_side = lines.inner > 1 && lines.count() >= MANY;
+    forced.or_else(registers).or_else(cluster).unwrap_or_else(|| if many_side_by_side { columns() } else { reduce() })
+}
+
+/// Elements of a thread and threads of a block, at most, as `kernels/fused.cuh` has them. Of (8, 16, 2048, 2048) with a scale: f32
+/// sixteen 0.94, 32 0.95; bf16 32 0.96, sixteen 1.13, 64 1.04. The gradients, over 3/2 of a copy: f32 sixteen 1.32, eight 1.28;
+/// bf16 sixteen 1.45, 32 1.61.
+fn fused_count(kind: FusedKind, size: usize) -> (usize, usize) {
+    match (kind.whole, kind.backward, size) {
+        (true, false, 2) => (32, 256),
+        (true, false, 4) => (16, 256),
+        (_, false, _) => (8, 256),
+        (true, true, 2) => (16, 512),
+        (true, true, 4) => (16, 384),
+        (false, true, 4) => (8, 384),
+        (_, true, _) => (8, 512),
+    }
+}
+
+fn fused_registers(lines: Lines, kind: FusedKind, size: usize) -> Option<Plan> {
+    let FusedKind { backward, whole, window, narrow } = kind;
+    let (count, most_threads) = fused_count(kind, size);
+    if lines.inner > 1 || lines.len > count * most_threads || !narrow {
+        return None;
+    }
+    let kind = match (whole, window && !backward) {
+        (false, _) => FusedLines::Any,
+        (true, false) => FusedLines::Packs,
+        (true, true) => FusedLines::Window,
+    };
+    let threads = lines.len.div_ceil(count);
+    let (kernel, grid, block, shift) = if threads <= WARP {
+        let shift = threads.next_power_of_two().ilog2();
+        let kernel = Kernel::FusedWarp { backward, lines: kind };
+        (kernel, lines.count().div_ceil(WARP_BLOCK >> shift), WARP_BLOCK, shift)
     } else {
-        block_per_line(Kernel::BackwardReduce, lines)
+        (Kernel::FusedBlock { backward, lines: kind }, lines.count(), threads.next_multiple_of(WARP), 0)
+    };
+    (grid <= MAX_GRID).then(|| Plan { parameter: shift as i32, ..plan(kernel, grid, block) })
+}
+
+/// Elements of a thread in a fused cluster.
+fn fused_cluster_count(size: usize) -> usize {
+    if size == 8 {
+        16
+    } else {
+        32
+    }
+}
+
+fn fused_cluster(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
+    let count = fused_cluster_count(size);
+    if device.compute_capability < 90 || lines.inner > 1 || !kind.whole || kind.backward || !kind.narrow {
+        return None;
+    }
+    let largest = if device.multiprocessors >= WHOLE_GPU { WIDE_CLUSTER } else { PORTABLE_CLUSTER };
+    let blocks = lines.len.div_ceil(count * MAX_REGISTER_BLOCK).next_power_of_two();
+    (blocks <= largest && lines.count() <= MAX_GRID / blocks).then(|| {
+        let threads = lines.len.div_ceil(count * blocks).next_multiple_of(WARP);
+        Plan { cluster: blocks as u32, ..plan(Kernel::FusedCluster, lines.count() * blocks, threads) }
+    })
+}
+
+/// The kernel for log-sum-exp and the statistics of a loss.
+pub(crate) fn statistics(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
+    if lines.inner > 1 {
+        // The lanes of a warp take a line each, and its warps eight rows or more.
+        let warps = lines.len.div_ceil(STATISTICS_TILE).next_power_of_two().clamp(1, MAX_COLUMN_WARPS);
+        return plan(Kernel::StatisticsStrided, lines.count().div_ceil(WARP), warps * WARP);
+    }
+    if lines.len <= SHORT_STATISTICS {
+        let shift = (0..5).find(|shift| lines.len <= STATISTICS_TILE << shift).unwrap_or(5);
+        let grid = lines.count().div_ceil(STATISTICS_SHORT_BLOCK >> shift);
+        return Plan { parameter: shift, ..plan(Kernel::StatisticsStrided, grid, STATISTICS_SHORT_BLOCK) };
+    }
+    // Few lines need all threads that they can have.
+    let few = lines.count() < 2 * device.multiprocessors;
+    let (packs, most) = if few { (LOSS_PACKS, MAX_BLOCK) } else { (STATISTICS_PACKS, STATISTICS_BLOCK) };
+    let threads = (lines.len * elements.size).div_ceil(16 * packs).next_multiple_of(WARP).clamp(WARP, most);
+    plan(Kernel::StatisticsRows, lines.count(), threads)
+}
+
+/// The kernel for the gradient of a loss.
+pub(crate) fn loss_backward(lines: Lines, elements: Elements) -> Plan {
+    if lines.inner > 1 {
+        let parts = lines.len.div_ceil(LOSS_ROWS).clamp(1, u16::MAX as usize);
+        let plan = plan(Kernel::LossBackwardColumns, lines.count().div_ceil(THREADS), THREADS);
+        return Plan { grid: (plan.grid.0, parts as u32), ..plan };
+    }
+    if lines.len <= SHORT_STATISTICS {
+        let shift = (0..5).find(|shift| lines.len <= 4 << shift).unwrap_or(5);
+        let grid = lines.count().div_ceil(THREADS >> shift);
+        return Plan { parameter: shift, ..plan(Kernel::LossBackwardShortRows, grid, THREADS) };
+    }
+    let chunks = (lines.len * elements.size).div_ceil(16 * LOSS_PACKS * LOSS_BLOCK);
+    let plan = plan(Kernel::LossBackwardRows, lines.count() * chunks, LOSS_BLOCK);
+    Plan { parameter: chunks as i32, ..plan }
+}
+
+/// The kernel for the places of the greatest elements of contiguous lines.
+pub(crate) fn top_k(lines: Lines) -> Plan {
+    if lines.len <= SHORT_TOP_K {
+        plan(Kernel::TopKShortRows, lines.count().div_ceil(THREADS / WARP), THREADS)
+    } else {
+        plan(Kernel::TopKRows, lines.count(), lines.len.div_ceil(8).next_power_of_two().clamp(256, MAX_BLOCK))
     }
 }
 
@@ -552,6 +853,156 @@ mod tests {
                 check(lines, elements, device, plan);
             }
         }
+    }
+
+    #[test]
+    fn backward_plans_cover_the_lines() {
+        let kernel = |lines, whole, size, device| softmax_backward(lines, whole, size, device).kernel;
+        assert_eq!(kernel(lines(9, 512, 1), true, 4, TURING), Kernel::BackwardWarp { count: 16 });
+        assert_eq!(kernel(lines(9, 4096, 1), true, 4, TURING), Kernel::BackwardBlock { count: 16 });
+        assert_eq!(kernel(lines(9, 32_768, 1), true, 4, TURING), Kernel::BackwardReduce);
+        assert_eq!(kernel(lines(9, 32_768, 1), true, 4, HOPPER), Kernel::BackwardCluster { count: 32 });
+        assert_eq!(kernel(lines(9, 128_256, 1), true, 2, HOPPER), Kernel::BackwardCluster { count: 64 });
+        assert_eq!(kernel(lines(9, 4096, 1), false, 2, HOPPER), Kernel::BackwardReduce);
+        assert_eq!(kernel(lines(9, 4096, 4096), false, 2, HOPPER), Kernel::BackwardColumns);
+        for (len, outer) in [8, 64, 1000, 4096, 8192, 16_384, 128_256, 1 << 20, 1 << 24]
+            .into_iter()
+            .flat_map(|len| [1, 7, 1 << 20, 1 << 33].map(|outer| (len, outer)))
+        {
+            for size in [2, 4, 8] {
+                let lines = lines(outer, len, 1);
+                let plan = softmax_backward(lines, true, size, HOPPER);
+                let what = format!("{lines:?} {plan:?}");
+                let (grid, block, cluster) = (plan.grid.0 as usize, plan.block as usize, plan.cluster as usize);
+                assert!((1..=MAX_GRID).contains(&grid) && block.is_multiple_of(WARP), "{what}");
+                match plan.kernel {
+                    Kernel::BackwardWarp { count } => {
+                        assert!(count << plan.parameter >= len && plan.parameter <= 5, "{what}");
+                        assert!(grid * (block >> plan.parameter) >= outer && block == 128, "{what}");
+                    }
+                    Kernel::BackwardBlock { count } => {
+                        assert!(count * block >= len && block <= 512 && grid == outer, "{what}");
+                    }
+                    Kernel::BackwardCluster { count } => {
+                        assert!(count * block * cluster >= len && block <= 512 && grid == outer * cluster, "{what}");
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn fused_plans_cover_the_lines() {
+        let device = |forced| DeviceFacts { forced, ..HOPPER };
+        let packs = FusedKind { backward: false, whole: true, window: false, narrow: true };
+        let any = FusedKind { whole: false, ..packs };
+        let (backward, of) = (false, FusedLines::Packs);
+        for (lines, kind, device, kernel) in [
+            (lines(1 << 20, 512, 1), packs, HOPPER, Kernel::FusedWarp { backward, lines: of }),
+            (lines(1 << 20, 2048, 1), packs, HOPPER, Kernel::FusedBlock { backward, lines: of }),
+            (
+                lines(1 << 20, 2048, 1),
+                FusedKind { window: true, ..packs },
+                HOPPER,
+                Kernel::FusedBlock { backward, lines: FusedLines::Window },
+            ),
+            (lines(64, 8200, 1), packs, HOPPER, Kernel::FusedCluster),
+            (lines(64, 8200, 1), packs, TURING, Kernel::FusedReduce { backward }),
+            (lines(64, 2000, 1), any, TURING, Kernel::FusedBlock { backward, lines: FusedLines::Any }),
+            (lines(64, 4097, 1), any, HOPPER, Kernel::FusedReduce { backward }),
+            (lines(1 << 20, 512, 1), FusedKind { narrow: false, ..packs }, HOPPER, Kernel::FusedReduce { backward }),
+            (lines(64, 100, 64), any, HOPPER, Kernel::FusedColumns { backward }),
+        ] {
+            assert_eq!(fused(lines, kind, 2, device).kernel, kernel, "{lines:?} {kind:?}");
+        }
+        let sizes = [1, 3, 31, 128, 129, 1000, 4096, 4097, 8193, 32_768, 100_003, 1 << 20, 1 << 33];
+        let families = Family::ALL.map(|(_, family)| Some(family)).into_iter().chain([None]);
+        let shapes = sizes.iter().flat_map(|&len| sizes.iter().map(move |&outer| (len, outer)));
+        for (forced, (len, outer)) in families.flat_map(|forced| shapes.clone().map(move |shape| (forced, shape))) {
+            for (inner, backward, whole, size) in [
+                (1, false, true, 2),
+                (1, true, true, 4),
+                (1, true, false, 8),
+                (1, false, true, 8),
+                (9, false, false, 4),
+            ] {
+                let lines = lines(outer, len, inner);
+                let kind = FusedKind { backward, whole, window: size == 8, narrow: lines.count() < 1 << 32 };
+                let plan = fused(lines, kind, size, device(forced));
+                let what = format!("{lines:?} {plan:?}");
+                let (grid, block) = (plan.grid.0 as usize, plan.block as usize);
+                let (count, most_threads) = fused_count(kind, size);
+                assert!((1..=MAX_GRID).contains(&grid) && (WARP..=512).contains(&block), "{what}");
+                assert!(block.is_multiple_of(WARP) && grid.is_multiple_of(plan.cluster as usize), "{what}");
+                assert!(kind.narrow || !plan.is_narrow(), "{what}");
+                match plan.kernel {
+                    Kernel::FusedWarp { .. } => {
+                        assert!(count << plan.parameter >= len && plan.parameter <= 5, "{what}");
+                        assert!(grid * (block >> plan.parameter) >= lines.count() && block == 128, "{what}");
+                    }
+                    Kernel::FusedBlock { .. } => {
+                        assert!(count * block >= len && block <= most_threads && grid == lines.count(), "{what}");
+                    }
+                    Kernel::FusedCluster => {
+                        let cluster = plan.cluster as usize;
+                        assert!(fused_cluster_count(size) * block * cluster >= len, "{what}");
+                        assert!(whole && !backward && grid == lines.count() * cluster, "{what}");
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// The kernels of log-sum-exp, losses and top-k: every element of every line has a thread, within what blocks may be.
+    #[test]
+    fn plans_beside_softmax_cover_the_lines() {
+        let sizes = [1, 2, 3, 31, 33, 128, 511, 512, 513, 1000, 4096, 32_768, 100_003, 128_256, 1 << 24];
+        for (outer, len, inner) in sizes.iter().flat_map(|&a| sizes.iter().flat_map(move |&b| [(a, b, 1), (3, b, a)])) {
+            let lines = lines(outer, len, inner);
+            if lines.elem_count() > 1 << 38 {
+                continue; // more than a GPU's memory
+            }
+            for elements in [F32, BF16, Elements { size: 8, ..F32 }] {
+                for (plan, most) in [
+                    (statistics(lines, elements, HOPPER), if inner > 1 { 512 } else { 1024 }),
+                    (loss_backward(lines, elements), 256),
+                    (top_k(lines), 1024),
+                ] {
+                    let what = format!("{lines:?} {elements:?} {plan:?}");
+                    let (grid, block, group) = (plan.grid.0 as usize, plan.block as usize, 1 << plan.parameter.min(5));
+                    assert!((1..=MAX_GRID).contains(&grid) && (1..=65_535).contains(&plan.grid.1), "{what}");
+                    assert!((WARP..=most).contains(&block) && block.is_multiple_of(WARP), "{what}");
+                    let here = match plan.kernel {
+                        Kernel::StatisticsStrided if inner > 1 => grid * WARP,
+                        Kernel::StatisticsStrided | Kernel::LossBackwardShortRows => grid * (block / group),
+                        Kernel::LossBackwardColumns => grid * block,
+                        Kernel::LossBackwardRows => {
+                            let chunks = plan.parameter as usize;
+                            assert!(chunks * block * LOSS_PACKS * 16 >= len * elements.size, "{what}");
+                            grid / chunks
+                        }
+                        Kernel::TopKShortRows => grid * (block / WARP),
+                        _ => grid,
+                    };
+                    assert!(here >= lines.count(), "{what}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn long_lines_are_shared_by_a_block_and_few_by_a_large_one() {
+        let plan = |outer, len, elements| statistics(lines(outer, len, 1), elements, HOPPER);
+        assert_eq!(plan(4096, 128_256, F32), super::plan(Kernel::StatisticsRows, 4096, STATISTICS_BLOCK));
+        assert_eq!(plan(8192, 4096, BF16).block, 32);
+        assert_eq!(plan(8192, 4096, F32).block, 64);
+        assert_eq!(plan(1, 1 << 24, F32).block as usize, MAX_BLOCK);
+        assert_eq!(plan(8192, 64, F32).kernel, Kernel::StatisticsStrided);
+        assert_eq!(loss_backward(lines(4096, 128_256, 1), F32).parameter, 32);
+        assert_eq!(top_k(lines(4096, 64, 1)).kernel, Kernel::TopKShortRows);
+        assert_eq!(top_k(lines(8, 128_256, 1)).kernel, Kernel::TopKRows);
     }
 
     fn check(lines: Lines, elements: Elements, device: DeviceFacts, plan: Plan) {

@@ -11,7 +11,7 @@ fn every_level_of_instructions() {
     }
     let suite = std::env::current_exe().expect("the test knows where it is");
     for level in ["portable", "avx2"] {
-        let tests = ["accuracy::", "semantics::", "seed_cases::", "inplace::", "gradients::"];
+        let tests = ["accuracy::", "semantics::", "seed_cases::", "inplace::", "gradients::", "fused::"];
         let skipped = ["--skip", "sixteen_million", "--skip", "a_million"];
         let output = Command::new(&suite).args(tests).args(skipped).env("CANDLE_SOFTMAX_CPU", level).output();
         let output = output.expect("the suite starts again");

@@ -4,12 +4,16 @@
 //! `CANDLE_SOFTMAX_TEST_CAP=N` leaves out tensors of more than N elements, for slow checkers such as compute-sanitizer.
 
 mod accuracy;
+mod fused;
 mod gradients;
 mod inplace;
 mod large;
 mod levels;
+mod logsumexp;
+mod loss;
 mod properties;
 mod seed_cases;
 mod semantics;
 mod support;
 mod threads;
+mod topk;

@@ -1,0 +1,803 @@
+// Softmax with what models put around it, in the same pass over the scores; src/fused.rs says what each part means. The
+// logits are bias + softcap(scale * score), and -inf where masked; keys outside a line's window are not read. What a call
+// does not ask for is a branch that all threads take alike.
+#pragma once
+#include "exchange.cuh"
+#include "pack.cuh"
+#include "reduce.cuh"
+#include "schedule.cuh"
+
+constexpr int MAX_AXES = 8;
+
+// One dimension that lines are numbered along, and what a step along it adds; src/cuda/fused.rs lays it out alike.
+struct Axis {
+    uint32_t size, factor, shift, query;
+    int64_t bias, mask, sink;
+
+    // n / size for a size of 2 or more, by a multiplication (Granlund and Montgomery, 1994).
+    __device__ __forceinline__ uint32_t quotient(uint32_t n) const {
+        const uint32_t high = __umulhi(n, factor);
+        return (high + ((n - high) >> 1)) >> shift;
+    }
+};
+
+// How a tensor is added to the logits or masks them: not at all, one element for all of a line, or each its own.
+enum Around : int32_t { NONE, ONE, EACH };
+
+enum Dtype : int32_t { F32, F64, F16, BF16 };
+
+// A call: the tensors (null where there is none) and the options. R: float, or double for f64.
+template <typename R>
+struct Fused {
+    const void *scores, *bias, *mask, *sinks, *gradient;
+    void* result;                        // of the forward pass, or the gradient of the scores
+    R *logits_gradient, *sinks_gradient;
+    int64_t lines, len, inner, bias_step, mask_step;
+    int64_t before, after, position;     // the window, and the position of the first query
+    R scale, cap, inverse_cap, kept_scale;
+    uint32_t threshold;                  // in the high half
+    uint32_t keys[7][2];                 // of the rounds
+    Dtype dtype;                         // of the result
+    Around adds, masks;
+    int32_t log, window, nan_rows;
+    int32_t axes;                        // that move anything but along the scores; the last varies fastest
+    Axis axis[MAX_AXES];
+};
+static_assert(sizeof(Fused<float>) == 552 && sizeof(Fused<double>) == 568, "as src/cuda/fused.rs lays it out");
+
+// A line: where its elements are in each tensor, and which keys are in its window.
+struct Place {
+    int64_t line, scores, bias, mask, sink, first, end;
+};
+
+// NARROW: there are less than 2^32 lines, a step along any axis is less than that, and positions and the window's limits are
+// up to 2^30.
+template <bool NARROW, typename R>
+__device__ __forceinline__ Place locate(const Fused<R>& call, int64_t line) {
+    Place at{line, line_start(line, call.len, NARROW ? 1 : call.inner), 0, 0, 0, 0, call.len};
+    int64_t query = 0, left = line;
+#pragma unroll 1
+    for (int a = call.axes - 1; a >= 0; a--) {
+        const Axis& axis = call.axis[a];
+        if constexpr (NARROW) {
+            const uint32_t from = static_cast<uint32_t>(left), rest = axis.quotient(from), index = from - rest * axis.size;
+            const auto times = [index](int64_t step) { return static_cast<int64_t>(uint64_t(index) * static_cast<uint32_t>(step)); };
+            at.bias += times(axis.bias);
+            at.mask += times(axis.mask);
+            at.sink += times(axis.sink);
+            query += index * axis.query;
+            left = rest;
+        } else {
+            const int64_t rest = left / axis.size, index = left - rest * axis.size;
+            at.bias += index * axis.bias;
+            at.mask += index * axis.mask;
+            at.sink += index * axis.sink;
+            query += index * axis.query;
+            left = rest;
+        }
+    }
+    if (call.window) {
+        using Index = std::conditional_t<NARROW, int, int64_t>;
+        const auto len = static_cast<Index>(call.len), position = static_cast<Index>(query + call.position);
+        const Index first = min(max(position - static_cast<Index>(call.before), Index(0)), len);
+        at.first = first;
+        at.end = min(max(position + static_cast<Index>(call.after) + 1, first), len);
+    }
+    return at;
+}
+
+__device__ __forceinline__ float hyperbolic_tangent(float x) { return tanhf(x); }
+__device__ __noinline__ double hyperbolic_tangent(double x) { return tanh(x); }
+
+// Before the bias
+template <typename R>
+__device__ __forceinline__ R capped(const Fused<R>& call, R score) {
+    const R x = score * call.scale;
+    return call.cap > R(0) ? call.cap * hyperbolic_tangent(x * call.inverse_cap) : x;
+}
+
+// What a gradient of capped(score) is to be multiplied with.
+template <typename R>
+__device__ __forceinline__ R slope(const Fused<R>& call, R score) {
+    if (!(call.cap > R(0))) return call.scale;
+    const R tangent = hyperbolic_tangent(score * call.scale * call.inverse_cap);
+    return call.scale * (R(1) - tangent * tangent);
+}
+
+template <typename T, typename R>
+__device__ __forceinline__ R sink_of(const Fused<R>& call, const Place& at) {
+    return call.sinks ? Element<T>::read(static_cast<const T*>(call.sinks)[at.sink]) : negative_infinity<R>();
+}
+
+// The line of a maximum and a sum, with its sink.
+template <typename R>
+__device__ __forceinline__ Normalizer<R> with_sink(Normalizer<R> line, R sink) {
+    const R max = greater(line.max, sink), reference = part_reference(max);
+    // A sink that is NaN is no maximum, but reaches the sum.
+    return {max, line.sum * quick_exponential(line.max - reference) + quick_exponential(sink - reference)};
+}
+
+// Philox4x32-7
+__device__ __forceinline__ uint4 philox(uint32_t c0, uint32_t c1, uint32_t c2, const uint32_t (&keys)[7][2]) {
+    uint32_t c3 = 0;
+#pragma unroll
+    for (const auto& key : keys) {
+        const uint64_t a = uint64_t(0xD2511F53u) * c0, b = uint64_t(0xCD9E8D57u) * c2;
+        c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ key[0];
+        c1 = static_cast<uint32_t>(b);
+        c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ key[1];
+        c3 = static_cast<uint32_t>(a);
+    }
+    return {c0, c1, c2, c3};
+}
+
+// 128 random bits for eight elements of a line.
+struct RandomBits {
+    uint4 word;
+
+    template <typename R>
+    __device__ __forceinline__ RandomBits(const Fused<R>& call, int64_t line, int64_t j)
+        : word(philox(static_cast<uint32_t>(j >> 3), static_cast<uint32_t>(line), static_cast<uint32_t>(line >> 32), call.keys)) {}
+
+    // Of element i of the eight, in the high half
+    __device__ __forceinline__ uint32_t of(int i) const {
+        const uint32_t low = i & 2 ? word.y : word.x, high = i & 2 ? word.w : word.z;
+        const uint32_t both = i & 4 ? high : low;
+        return i & 1 ? both : both << 16;
+    }
+};
+
+// Sets those of SIZE neighbours from element j on to 0 that are dropped. SIZE divides 8, and j is a multiple of it.
+template <int SIZE, typename R>
+__device__ __forceinline__ void drop(const Fused<R>& call, int64_t line, int64_t j, R (&values)[SIZE]) {
+    const RandomBits bits(call, line, j);
+#pragma unroll
+    for (int i = 0; i < SIZE; i++) {
+        if (bits.of((j & 7 & ~(SIZE - 1)) + i) < call.threshold) values[i] = R(0);
+    }
+}
+
+// SIZE neighbours in memory.
+template <typename T, int SIZE>
+struct alignas(sizeof(T) * SIZE) Neighbours {
+    T of[SIZE];
+};
+template <>
+struct Bits<2> { using Type = uint16_t; };
+template <>
+struct Bits<1> { using Type = uint8_t; };
+
+template <typename T, int SIZE>
+__device__ __forceinline__ Neighbours<T, SIZE> load_once(const T* from) {
+    using B = typename Bits<sizeof(T) * SIZE>::Type;
+    const B bits = __ldcs(reinterpret_cast<const B*>(from));
+    return *reinterpret_cast<const Neighbours<T, SIZE>*>(&bits);
+}
+
+// SIZE neighbours of a mask.
+template <int SIZE>
+struct Flags {
+    uint32_t words[SIZE > 4 ? SIZE / 4 : 1];
+
+    __device__ __forceinline__ void load(const uint8_t* from) {
+        using B = typename Bits<SIZE>::Type;
+        const B bits = *reinterpret_cast<const B*>(from);
+        if constexpr (SIZE == 8) words[0] = bits.x, words[1] = bits.y;
+        else words[0] = bits;
+    }
+    __device__ __forceinline__ bool takes(int i) const { return words[i / 4] & 0xffu << i % 4 * 8; }
+};
+
+// Calls f with a null pointer to the dtype's type.
+template <typename F>
+__device__ __forceinline__ void by_dtype(Dtype dtype, F f) {
+    switch (dtype) {
+        case F32: return f(static_cast<float*>(nullptr));
+        case F64: return f(static_cast<double*>(nullptr));
+        case F16: return f(static_cast<__half*>(nullptr));
+        case BF16: return f(static_cast<__nv_bfloat16*>(nullptr));
+    }
+}
+
+// One rounding, of doubles to half precision too.
+template <typename O, typename R>
+__device__ __forceinline__ O rounded_to(R x) {
+    if constexpr (sizeof(R) == 8 && std::is_same<O, __half>::value) return __double2half(x);
+    else if constexpr (sizeof(R) == 8 && std::is_same<O, __nv_bfloat16>::value) return __double2bfloat16(x);
+    else return Element<O>::write(static_cast<Real<O>>(x));
+}
+
+// Writes SIZE neighbours, rounded once.
+template <typename O, int SIZE, typename R>
+__device__ __forceinline__ void store_as(O* to, const R (&values)[SIZE]) {
+    constexpr int PIECE = SIZE * sizeof(O) > 16 ? 16 / sizeof(O) : SIZE;
+#pragma unroll
+    for (int from = 0; from < SIZE; from += PIECE) {
+        if constexpr (PIECE == 1 || (sizeof(R) == 8 && sizeof(O) == 2)) {
+#pragma unroll
+            for (int i = 0; i < PIECE; i++) to[from + i] = rounded_to<O>(values[from + i]);
+        } else {
+            constexpr int PER_UNIT = Element<O>::PER_UNIT;
+            Pack<O, PIECE> pack;
+#pragma unroll
+            for (int u = 0; u < PIECE / PER_UNIT; u++) {
+                Real<O> unit[PER_UNIT];
+#pragma unroll
+                for (int i = 0; i < PER_UNIT; i++) unit[i] = static_cast<Real<O>>(values[from + u * PER_UNIT + i]);
+                pack.units[u] = Element<O>::to_unit(unit);
+            }
+            store_streaming(reinterpret_cast<Pack<O, PIECE>*>(to + from), pack);
+        }
+    }
+}
+
+template <typename T> constexpr Dtype OWN = F32;
+template <> constexpr Dtype OWN<double> = F64;
+template <> constexpr Dtype OWN<__half> = F16;
+template <> constexpr Dtype OWN<__nv_bfloat16> = BF16;
+
+// T: the scores' type, which the result's most often is.
+template <typename T, int SIZE, typename R>
+__device__ __forceinline__ void store_result(const Fused<R>& call, int64_t offset, const R (&values)[SIZE]) {
+    if (call.dtype == OWN<T>) return store_as(static_cast<T*>(call.result) + offset, values);
+    by_dtype(call.dtype, [&](auto* type) { store_as(reinterpret_cast<decltype(type)>(call.result) + offset, values); });
+}
+
+// ---- The line in registers ---------------------------------------------------------------------------------------------
+
+// Of a float in fewer instructions than a division, and as exact but where it is 0 or infinite
+__device__ __forceinline__ float reciprocal(float x) {
+    const float y = __fdividef(1.0f, x);
+    return fmaf(y, fmaf(-x, y, 1.0f), y);
+}
+__device__ __forceinline__ double reciprocal(double x) { return 1.0 / x; }
+
+// exp(x - max) of the elements x of a part of a line with this maximum, times 1 / unscale. Of floats one multiplication and
+// addition gives the exponent for base 2: the maximum times log2(e) is rounded for all elements alike, which `unscale`, from
+// the maximum's own exponential, makes up for; log2(e) is rounded too, which is another base by 1.3e-8; and the exponent
+// is rounded as the small number that it is.
+template <typename T>
+struct Exponential {
+    using R = Real<T>;
+    R factor, reference, unscale;
+
+    __device__ __forceinline__ explicit Exponential(R max) {
+        const bool none = max == negative_infinity<R>();
+        if constexpr (sizeof(R) == 8) {
+            reference = none ? R(0) : max;
+            factor = unscale = R(1);
+        } else {
+            // Of numbers whose product with log2(e) may overflow, neighbours differ by so much that any factor will do.
+            factor = fabsf(max) > 1e38f && !none ? 0x1p-64f : 1.44269504f;
+            reference = (none ? R(0) : product(max, factor)) - Element<T>::LOG2_EXP_SCALE;
+            unscale = none ? R(1) : Element<T>::power_of_two(fmaf(max, -factor, reference));
+        }
+    }
+    __device__ __forceinline__ R operator()(R x) const {
+        if constexpr (sizeof(R) == 8) return exponential(x - reference);
+        else return Element<T>::power_of_two(fmaf(x, factor, -reference));
+    }
+};
+
+// SIZE neighbouring elements as they lie in memory, two of half precision to a register.
+template <typename T, int SIZE>
+struct Raw {
+    Pack<T, SIZE> pack;
+    __device__ __forceinline__ void load_once(const T* from) { pack = load_streaming(reinterpret_cast<const Pack<T, SIZE>*>(from)); }
+    // What other lines read too
+    __device__ __forceinline__ void load_shared(const T* from) { pack = load_cached(reinterpret_cast<const Pack<T, SIZE>*>(from)); }
+    __device__ __forceinline__ Real<T> operator[](int i) const {
+        return Element<T>::of_unit(pack.units[i / Element<T>::PER_UNIT], i % Element<T>::PER_UNIT);
+    }
+};
+template <typename T>
+struct Raw<T, 1> {
+    T one;
+    __device__ __forceinline__ void load_once(const T* from) { one = *from; }
+    __device__ __forceinline__ void load_shared(const T* from) { one = *from; }
+    __device__ __forceinline__ Real<T> operator[](int) const { return Element<T>::read(one); }
+};
+
+// COUNT logits of a line in one thread: packs of SIZE neighbours, `step` elements apart. SIZE is that of 16 bytes, or 1 for
+// lines of any length and offset; `len` fits an int. STEP is the step where it is known beforehand, or 0. WINDOW: whole rows
+// of packs may lie outside the window, and are passed over.
+template <typename T, int COUNT, int SIZE, int STEP, bool WINDOW>
+struct HeldLogits {
+    using R = Real<T>;
+    static constexpr int PACKS = COUNT / SIZE;
+
+    R z[COUNT];
+    int start, step;
+    int first, end;  // the window
+    uint32_t taking, inside;
+
+    __device__ __forceinline__ int distance() const { return STEP ? STEP : step; }
+    __device__ __forceinline__ int place(int k) const { return start + k * distance(); }
+    __device__ __forceinline__ R (&pack(int k))[SIZE] { return reinterpret_cast<R(&)[SIZE]>(z[k * SIZE]); }
+    // Whether any of the elements in pack k's row is in the window, and whether all are. A row is what the threads of a warp
+    // access at once, or those of part of one.
+    __device__ __forceinline__ bool takes(int k) const { return !WINDOW || (taking >> k & 1); }
+    __device__ __forceinline__ bool is_inside(int k) const { return WINDOW ? inside >> k & 1 : place(k) + SIZE <= end; }
+
+    __device__ __forceinline__ void set_window(int row, int row_size) {
+        taking = inside = 0;
+#pragma unroll
+        for (int k = 0; k < PACKS; k++, row += distance()) {
+            if (row < end && row + row_size > first) taking |= 1u << k;
+            if (row + row_size <= end && row >= first) inside |= 1u << k;
+        }
+        // One comparison for each of the many times that it is asked.
+        asm("" : "+r"(taking), "+r"(inside));
+    }
+
+    // Computed once: it is cheap to compute again, but not for every access.
+    template <typename P>
+    static __device__ __forceinline__ P here(P address) {
+        asm("" : "+l"(address));
+        return address;
+    }
+
+    // Answers the greatest. What lies in rows outside the window is left as it was.
+    __device__ __forceinline__ R load(const Fused<R>& call, const Place& at) {
+        const auto scores = here(static_cast<const T*>(call.scores) + at.scores + start);
+        const auto bias = static_cast<const T*>(call.bias) + at.bias;
+        const auto mask = static_cast<const uint8_t*>(call.mask) + at.mask;
+        const R absent = negative_infinity<R>();
+        // All that is to be read is asked for before any of it is waited for.
+        Raw<T, SIZE> raw[PACKS] = {}, added[PACKS];
+        Flags<SIZE> kept[PACKS];
+        const auto each_read = [&](auto f) {
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) {
+                if (place(k) < end && (!WINDOW || place(k) + SIZE > first)) f(k, k * distance());
+            }
+        };
+        each_read([&](int k, int offset) { raw[k].load_once(scores + offset); });
+        R added_to_all = 0;
+        if (call.adds == EACH) {
+            const auto own = here(bias + start * (SIZE > 1 ? 1 : call.bias_step));
+#pragma unroll
+            for (auto& x : added) x = {};
+            each_read([&](int k, int offset) { added[k].load_shared(own + offset * (SIZE > 1 ? 1 : call.bias_step)); });
+        } else if (call.adds == ONE) {
+            added_to_all = Element<T>::read(*bias);
+        }
+        if (call.masks == EACH) {
+            const auto own = here(mask + start * (SIZE > 1 ? 1 : call.mask_step));
+#pragma unroll
+            for (auto& x : kept) x = {};
+            each_read([&](int k, int offset) { kept[k].load(own + offset * (SIZE > 1 ? 1 : call.mask_step)); });
+        } else if (call.masks == ONE && !*mask) {
+            end = first;
+            inside = 0;
+        }
+        const R scale = call.cap > R(0) ? call.cap : call.scale;
+        R max = absent;
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            auto& x = pack(k);
+            if (!takes(k)) continue;
+#pragma unroll
+            for (int i = 0; i < SIZE; i++) x[i] = raw[k][i];
+            if (call.cap > R(0)) {
+#pragma unroll
+                for (int i = 0; i < SIZE; i++) x[i] = hyperbolic_tangent(x[i] * call.scale * call.inverse_cap);
+            }
+            if (call.adds == EACH) {
+#pragma unroll
+                for (int i = 0; i < SIZE; i++) x[i] = x[i] * scale + added[k][i];
+            } else {
+#pragma unroll
+                for (int i = 0; i < SIZE; i++) x[i] = x[i] * scale + added_to_all;
+            }
+            if (call.masks == EACH) {
+#pragma unroll
+                for (int i = 0; i < SIZE; i++) x[i] = kept[k].takes(i) ? x[i] : absent;
+            }
+            if (!is_inside(k)) {
+#pragma unroll
+                // Without a window, whole packs lie behind the line.
+                for (int i = 0; i < SIZE; i++) {
+                    x[i] = WINDOW ? place(k) + i >= first && place(k) + i < end ? x[i] : absent : place(k) < end ? x[i] : absent;
+                }
+            }
+            max = greater(max, max_of(x));
+        }
+        return max;
+    }
+
+    // Answers the sum of the exponentials, which are kept in place of the logits where it is said so.
+    template <bool KEEP>
+    __device__ __forceinline__ R exponentiate(const Exponential<T>& exponential) {
+        constexpr int SUMS = SIZE > 4 ? SIZE : 4;
+        R sums[SUMS] = {};
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            if (!takes(k)) continue;
+#pragma unroll
+            for (int i = 0; i < SIZE; i++) {
+                R& x = pack(k)[i];
+                const R e = exponential(x);
+                if (KEEP) x = e;
+                sums[(k * SIZE + i) % SUMS] += e;
+            }
+        }
+        return pairwise_sum(sums);
+    }
+};
+
+// Threads that share a line hold it in turn, those of a block each warp a run of it.
+template <typename T, int COUNT, int SIZE, bool WINDOW, typename Group>
+__device__ __forceinline__ auto held_logits(const Group& group, const Place& at) {
+    HeldLogits<T, COUNT, SIZE, Group::BLOCK ? WINDOW ? 0 : 32 * SIZE : Group::SIZE * SIZE, WINDOW> held;
+    int row = 0, row_size = 32 * SIZE;
+    if constexpr (Group::BLOCK) {
+        // Each warp a run, or in turns, so that a window leaves none without work.
+        row = group.exchange.warp() * (WINDOW ? SIZE : COUNT) * 32;
+        held.start = row + threadIdx.x % 32 * SIZE;
+        held.step = (WINDOW ? group.exchange.threads() : 32) * SIZE;
+    } else {
+        row_size = group.size() * SIZE;
+        held.start = group.rank() * SIZE;
+        held.step = row_size;
+    }
+    held.first = static_cast<int>(at.first);
+    held.end = static_cast<int>(at.end);
+    if constexpr (WINDOW) held.set_window(row, row_size);
+    return held;
+}
+
+// Given the greatest of the logits that this thread holds: the maximum and the sum of a line, and what the exponentials that this warp kept are to be multiplied with.
+template <typename R>
+struct FusedLine {
+    Normalizer<R> line;
+    R factor;
+    bool empty;
+};
+
+template <bool KEEP, typename T, typename Held, typename Group>
+__device__ __forceinline__ FusedLine<Real<T>> normalize(const Fused<Real<T>>& call, const Place& at, Held& held, Real<T> own_max, const Group& group) {
+    using R = Real<T>;
+    const R absent = negative_infinity<R>();
+    const R max = group.reduce(own_max, [](R a, R b) { return greater(a, b); });
+    const Exponential<T> exponential(max);
+    const R sum = group.reduce(held.template exponentiate<KEEP>(exponential), [](R a, R b) { return a + b; });
+    auto line = group.merge({max, sum * exponential.unscale});
+    if (call.sinks) line = with_sink(line, sink_of<T>(call, at));
+    const bool empty = line.max == absent && line.sum == R(0);
+    R factor = quick_exponential(max - part_reference(line.max)) * exponential.unscale * reciprocal(line.sum);
+    if (empty) factor = call.nan_rows && !call.sinks ? R(NAN) : R(0);
+    return {line, factor, empty};
+}
+
+// Moves the scores (as far as they are in the window), the result, and once what is added or masked: the ceiling is a copy of
+// the scores, and of half of it a write alone where a causal mask leaves half.
+template <typename T, int COUNT, int SIZE, bool WINDOW, typename Group>
+__device__ __forceinline__ void fused_lines(const Fused<Real<T>>& call, const Group& group) {
+    using R = Real<T>;
+    const int64_t visit = group.line();
+    const bool there = Group::BLOCK || visit < call.lines;
+    Place at = locate<true>(call, there ? visit : 0);
+    if (!there) at.first = at.end = 0;
+    auto held = held_logits<T, COUNT, SIZE, WINDOW>(group, at);
+    const R own_max = held.load(call, at);
+    R absent;  // the result outside the window
+    if (call.log) {
+        const auto [line, factor, empty] = normalize<false, T>(call, at, held, own_max, group);
+        const R max = part_reference(line.max);
+        // NaN where the line is, -inf where nothing takes part
+        const R log_sum = empty ? factor : logarithm(line.sum);
+        absent = negative_infinity<R>() - log_sum;
+#pragma unroll
+        for (auto& z : held.z) z = (z - max) - log_sum;
+    } else {
+        const R factor = normalize<true, T>(call, at, held, own_max, group).factor * call.kept_scale;
+        absent = R(0) * factor;
+#pragma unroll
+        for (int k = 0; k < held.PACKS; k++) {
+            if (!held.takes(k)) continue;
+#pragma unroll
+            for (auto& e : held.pack(k)) e *= factor;
+            if (call.threshold) drop<SIZE>(call, at.line, held.place(k), held.pack(k));
+        }
+    }
+    if (!there) return;
+    const int len = static_cast<int>(call.len);
+    R outside[SIZE];
+#pragma unroll
+    for (auto& x : outside) x = absent;
+#pragma unroll
+    for (int k = 0; k < held.PACKS; k++) {
+        if (held.place(k) >= len) continue;
+        if (held.takes(k)) {
+            store_result<T>(call, at.scores + held.place(k), held.pack(k));
+        } else {
+            store_result<T>(call, at.scores + held.place(k), outside);
+        }
+    }
+}
+
+// From the scores again, and the gradient g of the result: reads both once and writes one of the gradients or both.
+template <typename T, int COUNT, int SIZE, bool WINDOW, typename Group>
+__device__ __forceinline__ void fused_backward_lines(const Fused<Real<T>>& call, const Group& group) {
+    using R = Real<T>;
+    const int64_t visit = group.line();
+    const bool there = Group::BLOCK || visit < call.lines;
+    const int len = static_cast<int>(call.len);
+    Place at = locate<true>(call, there ? visit : 0);
+    if (!there) at.first = at.end = 0;
+    auto held = held_logits<T, COUNT, SIZE, WINDOW>(group, at);
+    R g[COUNT];
+    by_dtype(call.dtype, [&](auto* type) {
+        using O = std::remove_pointer_t<decltype(type)>;
+        constexpr int PIECE = SIZE * sizeof(O) > 16 ? 16 / sizeof(O) : SIZE;
+        const auto from = static_cast<const O*>(call.gradient) + at.scores;
+#pragma unroll
+        for (int k = 0; k < held.PACKS; k++) {
+            const int j = held.place(k);
+            const bool read = j < at.end && j + SIZE > at.first;
+#pragma unroll
+            for (int i = 0; i < SIZE; i += PIECE) {
+                Neighbours<O, PIECE> piece;
+                if (read) piece = load_once<O, PIECE>(from + j + i);
+#pragma unroll
+                for (int n = 0; n < PIECE; n++) g[k * SIZE + i + n] = read ? static_cast<R>(Element<O>::read(piece.of[n])) : R(0);
+            }
+        }
+    });
+    const R own_max = held.load(call, at);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) g[i] = held.z[i] == negative_infinity<R>() ? R(0) : g[i];
+    const auto [line, factor, empty] = normalize<true, T>(call, at, held, own_max, group);
+#pragma unroll
+    for (int k = 0; k < held.PACKS; k++) {
+        if (held.takes(k)) continue;
+#pragma unroll
+        for (auto& e : held.pack(k)) e = R(0);
+    }
+    if (call.threshold) {
+#pragma unroll
+        for (int k = 0; k < held.PACKS; k++) {
+            R of_pack[SIZE];
+#pragma unroll
+            for (int i = 0; i < SIZE; i++) of_pack[i] = g[k * SIZE + i] * call.kept_scale;
+            drop<SIZE>(call, at.line, held.place(k), of_pack);
+#pragma unroll
+            for (int i = 0; i < SIZE; i++) g[k * SIZE + i] = of_pack[i];
+        }
+    }
+    R dot = 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        // The probability: 0 for what takes no part, beside NaN too
+        held.z[i] = held.z[i] == R(0) ? R(0) : held.z[i] * factor;
+        dot += call.log ? g[i] : g[i] * held.z[i];
+    }
+    dot = group.sum(group.reduce(dot, [](R a, R b) { return a + b; }));
+    if (!there) return;
+    if (call.sinks_gradient && (Group::BLOCK ? threadIdx.x == 0 : held.start == 0)) {
+        const R p = empty ? R(0) : quick_exponential(sink_of<T>(call, at) - part_reference(line.max)) / line.sum;
+        call.sinks_gradient[at.line] = -p * dot;
+    }
+#pragma unroll
+    for (int k = 0; k < held.PACKS; k++) {
+        const int j = held.place(k);
+        if (j >= len) continue;
+        const R* p = held.z + k * SIZE;
+        R result[SIZE];
+#pragma unroll
+        for (int i = 0; i < SIZE; i++) {
+            const R own = g[k * SIZE + i];
+            result[i] = p[i] == R(0) ? (call.log ? own : R(0)) : call.log ? own - p[i] * dot : p[i] * (own - dot);
+        }
+        if (call.logits_gradient) store_as(call.logits_gradient + at.scores + j, result);
+        if (!call.result) continue;
+        if (call.cap > R(0)) {
+            if (j < at.end && j + SIZE > at.first) {
+                Raw<T, SIZE> raw;
+                raw.load_once(static_cast<const T*>(call.scores) + at.scores + j);
+#pragma unroll
+                for (int i = 0; i < SIZE; i++) {
+                    // What takes no part has none, whatever its score is.
+                    if (result[i] != R(0)) result[i] *= slope(call, raw[i]);
+                }
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < SIZE; i++) result[i] *= call.scale;
+        }
+        store_as(static_cast<T*>(call.result) + at.scores + j, result);
+    }
+}
+
+// ---- Lines of any length along any dimension ----------------------------------------------------------------------------
+
+// The logits of a line as schedule.cuh walks them: those in its window.
+template <typename T>
+struct FusedLogits {
+    using R = Real<T>;
+    static constexpr int TILE = 4;
+
+    const Fused<R>& call;
+    Place at;
+    int64_t first, step;  // this thread's elements
+
+    __device__ __forceinline__ R score(int64_t j) const {
+        return Element<T>::read(static_cast<const T*>(call.scores)[at.scores + j * call.inner]);
+    }
+    __device__ __forceinline__ R logit(int64_t j) const {
+        if (j < at.first || j >= at.end) return negative_infinity<R>();
+        if (call.masks && !static_cast<const uint8_t*>(call.mask)[at.mask + j * call.mask_step]) return negative_infinity<R>();
+        R z = capped(call, score(j));
+        if (call.adds) z += Element<T>::read(static_cast<const T*>(call.bias)[at.bias + j * call.bias_step]);
+        return z;
+    }
+
+    // f(j) for those of this thread's elements that are in first..end
+    template <typename F>
+    __device__ __forceinline__ void each(int64_t from, int64_t end, F f) const {
+#pragma unroll 1
+        for (int64_t j = from / step * step + first; j < end; j += step) f(j);
+    }
+
+    template <typename F>
+    __device__ __forceinline__ void each_tile(F f) const {
+#pragma unroll 1
+        for (int64_t j = at.first / step * step + first; j < at.end; j += TILE * step) {
+            R tile[TILE];
+#pragma unroll
+            for (int k = 0; k < TILE; k++) tile[k] = logit(j + k * step);
+            f(tile);
+        }
+    }
+
+    // The gradient of the result
+    __device__ __forceinline__ R gradient(int64_t j) const {
+        R g;
+        by_dtype(call.dtype, [&](auto* type) {
+            using O = std::remove_pointer_t<decltype(type)>;
+            g = static_cast<R>(Element<O>::read(static_cast<const O*>(call.gradient)[at.scores + j * call.inner]));
+        });
+        if (call.threshold) {
+            R one[1] = {g * call.kept_scale};
+            drop<1>(call, at.line, j, one);
+            g = one[0];
+        }
+        return g;
+    }
+};
+
+// A finished line: its maximum and sum with the sink, and whether nothing takes part.
+template <typename T>
+__device__ __forceinline__ Normalizer<Real<T>> finished(const Fused<Real<T>>& call, const Place& at, SoftmaxState<Real<T>> state, bool& empty) {
+    using R = Real<T>;
+    if (call.sinks) {
+        const R sink = sink_of<T>(call, at), reference = state.grow(sink);
+        state.add(exponential(sink - reference));
+    }
+    empty = state.max == negative_infinity<R>() && state.sum.value() == R(0);
+    return state.finish();
+}
+
+template <typename T, typename Reduce>
+__device__ __forceinline__ void fused_line(const FusedLogits<T>& logits, Reduce reduce) {
+    using R = Real<T>;
+    const auto& call = logits.call;
+    bool empty;
+    const auto line = finished<T>(call, logits.at, reduce(online_state(logits)), empty);
+    const bool nan = empty && call.nan_rows && !call.sinks;
+    const R inverse = call.kept_scale / line.sum, log_sum = call.log ? logarithm(line.sum) : R(0);
+    logits.each(0, call.len, [&](int64_t j) {
+        const R z = logits.logit(j);
+        R result[1] = {call.log ? (z - line.max) - log_sum : exponential(z - line.max) * inverse};
+        if (empty) result[0] = nan ? R(NAN) : call.log ? negative_infinity<R>() : R(0);
+        if (call.threshold) drop<1>(call, logits.at.line, j, result);
+        store_result<T>(call, logits.at.scores + j * call.inner, result);
+    });
+}
+
+template <typename T, typename Reduce, typename ReduceSum>
+__device__ __forceinline__ void fused_backward_line(const FusedLogits<T>& logits, bool leads, Reduce reduce, ReduceSum reduce_sum) {
+    using R = Real<T>;
+    const auto& call = logits.call;
+    const Place& at = logits.at;
+    bool empty;
+    const auto line = finished<T>(call, at, reduce(online_state(logits)), empty);
+    const R inverse = empty ? R(0) : R(1) / line.sum;
+    const R reference = empty ? R(0) : line.max;
+    auto total = CompensatedSum<R>::empty();
+    logits.each(at.first, at.end, [&](int64_t j) {
+        const R z = logits.logit(j);
+        // What takes no part does not count, even if it is not a number.
+        if (j < at.first || z == negative_infinity<R>()) return;
+        const R g = logits.gradient(j);
+        total.add(call.log ? g : g * (exponential(z - reference) * inverse));
+    });
+    const R dot = reduce_sum(total).value();
+    if (call.sinks_gradient && leads) {
+        const R p = empty ? R(0) : exponential(sink_of<T>(call, at) - reference) * inverse;
+        call.sinks_gradient[at.line] = -p * dot;
+    }
+    logits.each(0, call.len, [&](int64_t j) {
+        const R z = logits.logit(j);
+        R result = 0;
+        const bool takes_part = !(z == negative_infinity<R>());
+        if (takes_part) {
+            const R g = logits.gradient(j), p = exponential(z - reference) * inverse;
+            result = call.log ? g - p * dot : p * (g - dot);
+        }
+        const int64_t offset = at.scores + j * call.inner;
+        if (call.logits_gradient) call.logits_gradient[offset] = result;
+        if (call.result) {
+            if (takes_part) result *= slope(call, logits.score(j));
+            static_cast<T*>(call.result)[offset] = Element<T>::write(result);
+        }
+    });
+}
+
+// A block takes a line.
+template <typename T, bool BACKWARD>
+__device__ __forceinline__ void fused_reduce(const Fused<Real<T>>& call) {
+    using R = Real<T>;
+    for (int64_t visit = blockIdx.x; visit < call.lines; visit += gridDim.x) {
+        const FusedLogits<T> logits{call, locate<false>(call, visit), int64_t(threadIdx.x), int64_t(blockDim.x)};
+        const auto reduce = [](SoftmaxState<R> state) { return block_reduce(state); };
+        if constexpr (BACKWARD) {
+            fused_backward_line(logits, threadIdx.x == 0, reduce, [](CompensatedSum<R> sum) { return block_reduce(sum); });
+        } else {
+            fused_line(logits, reduce);
+        }
+    }
+}
+
+// A thread takes a line: many of them side by side.
+template <typename T, bool BACKWARD>
+__device__ __forceinline__ void fused_columns(const Fused<Real<T>>& call) {
+    using R = Real<T>;
+    for (int64_t visit = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; visit < call.lines; visit += gridDim.x * int64_t(blockDim.x)) {
+        const FusedLogits<T> logits{call, locate<false>(call, visit), 0, 1};
+        const auto reduce = [](SoftmaxState<R> state) { return state; };
+        if constexpr (BACKWARD) {
+            fused_backward_line(logits, true, reduce, [](CompensatedSum<R> sum) { return sum; });
+        } else {
+            fused_line(logits, reduce);
+        }
+    }
+}
+
+// ---- Named kernels: the build compiles a module for each dtype -----------------------------------------------------------
+
+#define FUSED_WARP(name, dtype, T, COUNT, SIZE, WINDOW)                                           \
+    extern "C" __global__ void __launch_bounds__(128)                                             \
+        name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) {                  \
+        fused_lines<T, COUNT, SIZE, WINDOW>(call, WarpGroup<Real<T>>{shift});                     \
+    }
+#define FUSED_BLOCK(name, dtype, T, COUNT, SIZE, WINDOW)                                          \
+    extern "C" __global__ void __launch_bounds__(256, sizeof(T) == 4 ? 5 : 4)                     \
+        name##_##dtype(const __grid_constant__ Fused<Real<T>> call) {                             \
+        using R = Real<T>;                                                                        \
+        __shared__ Normalizer<R> parts[MAX_WARPS];                                                \
+        fused_lines<T, COUNT, SIZE, WINDOW>(call, WholeBlocks<R, BlockExchange<R>>{{parts}, nullptr}); \
+    }
+#define FUSED_BACKWARD_WARP(name, dtype, T, COUNT, SIZE)                                          \
+    extern "C" __global__ void __launch_bounds__(128)                                             \
+        name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) {                  \
+        fused_backward_lines<T, COUNT, SIZE, true>(call, WarpGroup<Real<T>>{shift});              \
+    }
+#define FUSED_BACKWARD_BLOCK(name, dtype, T, COUNT, SIZE)                                         \
+    extern "C" __global__ void __launch_bounds__(sizeof(T) == 4 ? 384 : 512, sizeof(T) == 8 ? 1 : 2) \
+        name##_##dtype(const __grid_constant__ Fused<Real<T>> call) {                             \
+        using R = Real<T>;                                                                        \
+        __shared__ Normalizer<R> parts[MAX_WARPS];                                                \
+        __shared__ R sums[MAX_WARPS];                                                             \
+        fused_backward_lines<T, COUNT, SIZE, true>(call, WholeBlocks<R, BlockExchange<R>>{{parts}, sums}); \
+    }
+
+// Elements of a thread, and of a pack: src/cuda/plan.rs has these counts too.
+template <typename T>
+constexpr int HELD = 64 / sizeof(T) < 8 ? 8 : 64 / sizeof(T);
+template <typename T>
+constexpr int HELD_BACKWARD = sizeof(T) == 8 ? 8 : 16;
+constexpr int HELD_ANY = 8;
+template <typename T>
+constexpr int PACK = 16 / sizeof(T);

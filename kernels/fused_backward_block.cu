@@ -1,0 +1,5 @@
+// The gradients, of lines of whole packs of 16 bytes in the registers of a block.
+#include "fused.cuh"
+
+#define KERNELS(dtype, T) FUSED_BACKWARD_BLOCK(fused_backward_block, dtype, T, HELD_BACKWARD<T>, PACK<T>)
+FOR_EACH_DTYPE(KERNELS)

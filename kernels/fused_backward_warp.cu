@@ -1,0 +1,5 @@
+// The gradients, of lines of whole packs of 16 bytes in the registers of part of a warp.
+#include "fused.cuh"
+
+#define KERNELS(dtype, T) FUSED_BACKWARD_WARP(fused_backward_warp, dtype, T, HELD_BACKWARD<T>, PACK<T>)
+FOR_EACH_DTYPE(KERNELS)

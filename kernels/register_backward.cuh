@@ -1,0 +1,115 @@
+// The gradient of the input from the result y and its gradient g: y * (g - sum of g * y), or for log-softmax
+// g - exp(y) * sum of g. Both lines are in registers, so that they are read once: 3/2x the bytes of a copy, which is the
+// floor. Lines are whole packs of 16 bytes.
+#pragma once
+#include "exchange.cuh"
+#include "pack.cuh"
+#include "schedule.cuh"
+
+// COUNT elements of each for a thread: packs first, first + step, ...
+template <typename T, int COUNT>
+struct RegisterGradient {
+    using R = Real<T>;
+    static constexpr int PER_UNIT = Element<T>::PER_UNIT, SIZE = 16 / sizeof(T), PACKS = COUNT / SIZE;
+    using P = Pack<T, SIZE>;
+
+    P y[PACKS], g[PACKS];
+    int64_t start;
+    int left, step;  // elements of the line from `start` on, and between packs
+
+    __device__ __forceinline__ RegisterGradient(int64_t line, int len, int first, int step)
+        : start(line * len + first * SIZE), left(len - first * SIZE), step(step * SIZE) {}
+
+    __device__ __forceinline__ void load(const T* from_y, const T* from_g) {
+        const auto load = [&](const T* from, P (&to)[PACKS]) {
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) {
+                if (k * step < left) {
+                    to[k] = load_streaming(reinterpret_cast<const P*>(from + start + k * step));
+                } else {
+                    const R zeros[PER_UNIT] = {};
+#pragma unroll
+                    for (auto& unit : to[k].units) unit = Element<T>::to_unit(zeros);
+                }
+            }
+        };
+        load(from_y, y);
+        load(from_g, g);
+    }
+
+    static __device__ __forceinline__ R element(const P& pack, int i) {
+        return Element<T>::of_unit(pack.units[i / PER_UNIT], i % PER_UNIT);
+    }
+
+    // The sum of g * y, or of g.
+    __device__ __forceinline__ R sum(bool log) const {
+        constexpr int SUMS = 4;
+        R sums[SUMS] = {};
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const R own = element(g[i / SIZE], i % SIZE);
+            sums[i % SUMS] = log ? sums[i % SUMS] + own : fma(own, element(y[i / SIZE], i % SIZE), sums[i % SUMS]);
+        }
+        return pairwise_sum(sums);
+    }
+
+    __device__ __forceinline__ void store(T* to, R sum, bool log) const {
+        const R scaled = sum * unscale<T>();
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            P pack;
+#pragma unroll
+            for (int u = 0; u < P::UNITS; u++) {
+                R grad[PER_UNIT];
+#pragma unroll
+                for (int i = 0; i < PER_UNIT; i++) {
+                    const R own_y = Element<T>::of_unit(y[k].units[u], i), own_g = Element<T>::of_unit(g[k].units[u], i);
+                    grad[i] = log ? own_g - Element<T>::exponential(own_y) * scaled : own_y * (own_g - sum);
+                }
+                pack.units[u] = Element<T>::to_unit(grad);
+            }
+            if (k * step < left) store_streaming(reinterpret_cast<P*>(to + start + k * step), pack);
+        }
+    }
+};
+
+template <typename T, int COUNT>
+__device__ __forceinline__ void backward_warp_lines(const T* y, const T* g, T* dx, int64_t lines, int64_t len, int shift, bool log) {
+    using R = Real<T>;
+    const WarpGroup<R> group{shift};
+    const int64_t line = group.line();
+    RegisterGradient<T, COUNT> held(line, line < lines ? int(len) : 0, group.rank(), group.size());
+    held.load(y, g);
+    held.store(dx, group.reduce(held.sum(log), [](R a, R b) { return a + b; }), log);
+}
+
+template <typename T, int COUNT, typename Exchange>
+__device__ __forceinline__ void backward_block_lines(const T* y, const T* g, T* dx, int64_t len, bool log, Exchange exchange) {
+    using R = Real<T>;
+    using Line = RegisterGradient<T, COUNT>;
+    Line held(exchange.line(), int(len), exchange.warp() * Line::PACKS * 32 + threadIdx.x % 32, 32);
+    held.load(y, g);
+    const R part = warp_group_reduce(held.sum(log), 32, [](R a, R b) { return a + b; });
+    // Sums relative to the same maximum
+    held.store(dx, exchange.merge({R(0), part}).sum, log);
+}
+
+// Named kernels: NAME_COUNT_dtype. BLOCKS: that a multiprocessor shall hold of 512 threads each, which bounds the registers.
+#define BACKWARD_WARP_KERNEL(dtype, T, COUNT)                                                                     \
+    extern "C" __global__ void __launch_bounds__(128) backward_warp_##COUNT##_##dtype(                            \
+        const T* y, const T* g, T* dx, int64_t lines, int64_t len, int shift, int log) {                          \
+        backward_warp_lines<T, COUNT>(y, g, dx, lines, len, shift, log);                                          \
+    }
+#define BACKWARD_BLOCK_KERNEL(dtype, T, COUNT, BLOCKS)                                                            \
+    extern "C" __global__ void __launch_bounds__(512, BLOCKS)                                                     \
+        backward_block_##COUNT##_##dtype(const T* y, const T* g, T* dx, int64_t lines, int64_t len, int log) {    \
+        __shared__ Normalizer<Real<T>> parts[MAX_WARPS];                                                          \
+        backward_block_lines<T, COUNT>(y, g, dx, len, log, BlockExchange<Real<T>>{parts});                        \
+    }
+#define BACKWARD_CLUSTER_KERNEL(dtype, T, COUNT, BLOCKS)                                                          \
+    extern "C" __global__ void __launch_bounds__(512, BLOCKS)                                                     \
+        backward_cluster_##COUNT##_##dtype(const T* y, const T* g, T* dx, int64_t lines, int64_t len, int log) {  \
+        __shared__ Normalizer<Real<T>> parts[MAX_CLUSTER * 512 / 32];                                             \
+        ClusterExchange<Real<T>>::begin();                                                                        \
+        backward_block_lines<T, COUNT>(y, g, dx, len, log, ClusterExchange<Real<T>>{parts});                      \
+    }

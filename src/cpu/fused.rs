@@ -1,0 +1,1521 @@
+//! Softmax with scale, softcap, bias, mask, window, sinks and dropout in the same pass.
+//!
+//! Logits are made a block at a time in memory that stays in a cache, in the type computed in; what is made of them there
+//! is written with one rounding. So reading knows the scores' dtype and writing the result's, and neither the other's.
+
+use super::columns::{flat, Strip, ROWS, WIDTH};
+use super::exp::tanh_slope;
+use super::lanes::{fold, Lanes, Pack};
+use super::level::{Level, Simd, Task};
+use super::memory::{filled, Elements, Unfilled};
+use super::random::{self, PER_COUNTER};
+use super::rows::{blocks, CacheLines, AHEAD, BLOCK_VECTORS};
+use super::{run, Element, Pass};
+use crate::fused::{Around, Geometry, Gradients, MaskedRows, Operand, Options, Place};
+use crate::lines::unsupported_dtype;
+use crate::op::Output;
+use crate::state::{CompensatedSum, Normalizer, Number, Real, SoftmaxState, Weighted};
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, DType, Result, WithDType};
+use half::{bf16, f16};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+const NAME: &str = "fused-softmax";
+
+/// Lines up to this length are held whole, so that logits and exponentials are taken once: they stay in the second cache.
+const HELD: usize = 1 << 15;
+/// Shorter ones are taken together, up to this many elements, so that they stay in the first cache: each step is done for
+/// all of them before the next, and no line waits for its own steps from a vector to one number.
+const TOGETHER: usize = 2048;
+/// No vector has more lanes, …
+const MAX_LANES: usize = 16;
+/// … and so no block more elements.
+const MAX_BLOCK: usize = BLOCK_VECTORS * MAX_LANES;
+/// A row of a strip, with room for whole vectors.
+const ROW: usize = WIDTH + MAX_LANES;
+
+/// Results (or their gradients) of a dtype of their own.
+#[derive(Clone, Copy)]
+pub(crate) enum Any<'a> {
+    F16(Elements<'a, f16>),
+    BF16(Elements<'a, bf16>),
+    F32(Elements<'a, f32>),
+    F64(Elements<'a, f64>),
+}
+
+impl<'a> Any<'a> {
+    /// To be read only, from `start` on.
+    fn read(from: &'a CpuStorage, start: usize) -> Result<Self> {
+        match from {
+            CpuStorage::F16(xs) => Ok(Any::F16(Elements::read(&xs[start..]))),
+            CpuStorage::BF16(xs) => Ok(Any::BF16(Elements::read(&xs[start..]))),
+            CpuStorage::F32(xs) => Ok(Any::F32(Elements::read(&xs[start..]))),
+            CpuStorage::F64(xs) => Ok(Any::F64(Elements::read(&xs[start..]))),
+            other => Err(unsupported_dtype(other.dtype(), NAME)),
+        }
+    }
+
+    /// The same number in all of `len` elements.
+    ///
+    /// # Safety
+    /// No other thread is using them.
+    unsafe fn fill(&self, start: usize, len: usize, x: f64) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            match self {
+                Any::F16(to) => fill(to, start, len, f16::from_f64(x)),
+                Any::BF16(to) => fill(to, start, len, bf16::from_f64(x)),
+                Any::F32(to) => fill(to, start, len, x as f32),
+                Any::F64(to) => fill(to, start, len, x),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// No other thread is using the elements.
+unsafe fn fill<T: Copy>(to: &Elements<T>, start: usize, len: usize, x: T) {
+    let to = to.at(start, len);
+    // SAFETY: the elements are there.
+    (0..len).for_each(|i| unsafe { to.add(i).write(x) });
+}
+
+/// What is computed in, from and to any dtype.
+pub(crate) trait Wide: Real + Into<f64> + WithDType {
+    /// # Safety
+    /// The CPU has the instructions of `S`, and `to` is valid for writes of `len` elements.
+    unsafe fn load<S: Simd>(from: &Any, start: usize, len: usize, to: *mut Self);
+
+    /// Writes `count` parts, each with one rounding; `part` is asked for one when those before are written.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, what a part is made from is valid for reads and writes of its elements and up to a
+    /// whole vector, and no other thread is using those written to.
+    unsafe fn store<S: Simd>(to: &Any, count: usize, part: impl FnMut(usize) -> Part<Self>);
+}
+
+/// Elements on their way out: what `last` makes of `from`.
+pub(crate) struct Part<R> {
+    start: usize,
+    len: usize,
+    from: *mut R,
+    last: Last<R>,
+}
+
+/// What is still to be done with numbers on their way out.
+#[derive(Clone, Copy)]
+pub(crate) struct Last<R> {
+    make: Make<R>,
+    /// A byte for each, 0 where the result is to be 0, and as many more as a vector has.
+    keep: Option<*const u8>,
+}
+
+#[derive(Clone, Copy)]
+enum Make<R> {
+    /// Exponentials become probabilities.
+    Scaled(R),
+    /// Logits become results, with what [`Call::scales`] gives.
+    Of(Output, R, R),
+    /// The same with a maximum and a scale for each, and as many more as a vector has.
+    OfEach(Output, *const R, *const R),
+}
+
+impl<R: Real> Last<R> {
+    /// # Safety
+    /// The CPU has the instructions of `V`, and element `i` is one of those meant.
+    #[inline(always)]
+    unsafe fn of<V: Lanes<Real = R>>(&self, i: usize, x: V) -> V {
+        let x = match self.make {
+            Make::Scaled(scale) => x * V::splat(scale),
+            Make::Of(output, max, scale) => output.of(x - V::splat(max), V::splat(scale)),
+            // SAFETY: there is one of both for each, and for a vector more.
+            Make::OfEach(output, max, scale) => unsafe { output.of(x - V::load(max.add(i)), V::load(scale.add(i))) },
+        };
+        match self.keep {
+            // SAFETY: there is a byte for each, and for a vector more.
+            Some(keep) => unsafe { x.where_kept(keep.add(i), R::ZERO) },
+            None => x,
+        }
+    }
+}
+
+/// # Safety
+/// As of [`Wide::load`].
+#[inline(always)]
+unsafe fn widen<S: Simd, T: Element>(from: &Elements<T>, start: usize, len: usize, to: *mut T::Real) {
+    let from = from.at(start, len).cast_const();
+    for i in (0..len).step_by(T::Lanes::<S>::COUNT) {
+        let count = T::Lanes::<S>::COUNT.min(len - i);
+        S::prefetch(from.wrapping_add(i + AHEAD));
+        // SAFETY: as promised by the caller.
+        unsafe { T::read::<S>(from.add(i), count, T::Real::ZERO).put(to.add(i), count) }
+    }
+}
+
+/// # Safety
+/// As of [`Wide::store`].
+#[inline(always)]
+unsafe fn narrow<S: Simd, T: Element>(to: &Elements<T>, count: usize, mut part: impl FnMut(usize) -> Part<T::Real>) {
+    for i in 0..count {
+        let Part { start, len, from, last } = part(i);
+        let to = to.at(start, len);
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            // A loop of its own for what is asked for most.
+            match last {
+                Last { make: make @ Make::Scaled(_), keep: None } => {
+                    narrow_part::<S, T>(to, len, from, Last { make, keep: None })
+                }
+                Last { make: Make::OfEach(Output::Probability, max, scale), keep: None } => {
+                    let make = Make::OfEach(Output::Probability, max, scale);
+                    narrow_part::<S, T>(to, len, from, Last { make, keep: None })
+                }
+                last => narrow_part::<S, T>(to, len, from, last),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As of [`Wide::store`].
+#[inline(always)]
+unsafe fn narrow_part<S: Simd, T: Element>(to: *mut T, len: usize, from: *const T::Real, last: Last<T::Real>) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        T::write::<S>(
+            to,
+            len,
+            #[inline(always)]
+            |i, count| {
+                // Memory that is written is read first.
+                S::prefetch(to.wrapping_add(i + AHEAD));
+                last.of(i, T::Lanes::<S>::get(from.add(i), count))
+            },
+        )
+    }
+}
+
+/// # Safety
+/// As of [`Wide::load`].
+#[inline(always)]
+unsafe fn convert<A: Copy, B>(from: *const A, to: *mut B, len: usize, f: impl Fn(A) -> B) {
+    // SAFETY: as promised by the caller.
+    (0..len).for_each(|i| unsafe { to.add(i).write(f(*from.add(i))) });
+}
+
+/// # Safety
+/// As of [`Wide::store`].
+#[inline(always)]
+unsafe fn convert_parts<V: Lanes, B>(
+    to: &Elements<B>,
+    count: usize,
+    mut part: impl FnMut(usize) -> Part<V::Real>,
+    f: impl Fn(V::Real) -> B,
+) {
+    for i in 0..count {
+        let Part { start, len, from, last } = part(i);
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            for i in (0..len).step_by(V::COUNT) {
+                last.of(i, V::load(from.add(i))).store(from.add(i));
+            }
+            convert(from, to.at(start, len), len, &f);
+        }
+    }
+}
+
+/// To an f32 that rounds to any shorter format as `x` would: toward zero, and odd if inexact.
+#[inline(always)]
+fn to_odd(x: f64) -> f32 {
+    let near = x as f32;
+    if f64::from(near) == x || x.is_nan() {
+        return near;
+    }
+    let toward_zero = near.to_bits() - u32::from(f64::from(near).abs() > x.abs());
+    f32::from_bits(toward_zero | 1)
+}
+
+// SAFETY of the blocks: as promised by the callers.
+impl Wide for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: &Any, start: usize, len: usize, to: *mut f32) {
+        unsafe {
+            match from {
+                Any::F16(from) => widen::<S, f16>(from, start, len, to),
+                Any::BF16(from) => widen::<S, bf16>(from, start, len, to),
+                Any::F32(from) => widen::<S, f32>(from, start, len, to),
+                Any::F64(from) => convert(from.at(start, len), to, len, |x| x as f32),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(to: &Any, count: usize, part: impl FnMut(usize) -> Part<f32>) {
+        unsafe {
+            match to {
+                Any::F16(to) => narrow::<S, f16>(to, count, part),
+                Any::BF16(to) => narrow::<S, bf16>(to, count, part),
+                Any::F32(to) => narrow::<S, f32>(to, count, part),
+                Any::F64(to) => convert_parts::<S::F32, _>(to, count, part, f64::from),
+            }
+        }
+    }
+}
+
+impl Wide for f64 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: &Any, start: usize, len: usize, to: *mut f64) {
+        unsafe {
+            match from {
+                Any::F16(from) => convert(from.at(start, len), to, len, f16::to_f64),
+                Any::BF16(from) => convert(from.at(start, len), to, len, bf16::to_f64),
+                Any::F32(from) => convert(from.at(start, len), to, len, f64::from),
+                Any::F64(from) => widen::<S, f64>(from, start, len, to),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store<S: Simd>(to: &Any, count: usize, part: impl FnMut(usize) -> Part<f64>) {
+        unsafe {
+            match to {
+                Any::F16(to) => convert_parts::<S::F64, _>(to, count, part, |x| f16::from_f32(to_odd(x))),
+                Any::BF16(to) => convert_parts::<S::F64, _>(to, count, part, |x| bf16::from_f32(to_odd(x))),
+                Any::F32(to) => convert_parts::<S::F64, _>(to, count, part, |x| x as f32),
+                Any::F64(to) => narrow::<S, f64>(to, count, part),
+            }
+        }
+    }
+}
+
+/// Calls `f(start, count)` for the vectors of `len` elements; `count` is less than a vector's in the last call only.
+#[inline(always)]
+fn each<V: Lanes>(len: usize, mut f: impl FnMut(usize, usize)) {
+    let whole = len - len % V::COUNT;
+    for i in (0..whole).step_by(V::COUNT) {
+        f(i, V::COUNT);
+    }
+    if whole < len {
+        f(whole, len - whole);
+    }
+}
+
+/// Scores that are neighbours in memory, at most a block, and what is beside them.
+struct Run<R> {
+    scores: usize,
+    bias: usize,
+    mask: usize,
+    len: usize,
+    /// Where the logits are to be: there is room for as many, and up to a whole vector.
+    z: *mut R,
+    /// The maximum of the logits, when they are there.
+    max: R,
+}
+
+/// How far apart neighbours in a run are in the bias and in the mask.
+#[derive(Clone, Copy)]
+struct Steps {
+    bias: usize,
+    mask: usize,
+}
+
+/// Everything that is read, by lines.
+#[derive(Clone, Copy)]
+struct Call<'a, T: Element> {
+    options: &'a Options,
+    geometry: &'a Geometry,
+    scores: Elements<'a, T>,
+    bias: Option<Elements<'a, T>>,
+    mask: Option<Elements<'a, u8>>,
+    sinks: Option<Elements<'a, T>>,
+    scale: T::Real,
+    /// (scale / cap, cap)
+    cap: Option<(T::Real, T::Real)>,
+}
+
+impl<R> Run<R> {
+    /// An element for each of the run's, from `first` on and `step` apart, as neighbours: in `to` if they are not.
+    ///
+    /// # Safety
+    /// `to` is valid for writes of a block.
+    #[inline(always)]
+    unsafe fn neighbours<A: Copy>(&self, from: Elements<A>, first: usize, step: usize, to: *mut A) -> *const A {
+        let from = from.at(first, (self.len - 1) * step + 1);
+        if step == 1 {
+            return from;
+        }
+        // SAFETY: the elements are there, and the room by the caller's promise.
+        (0..self.len).for_each(|i| unsafe { to.add(i).write(*from.add(i * step)) });
+        to
+    }
+}
+
+impl<'a, T: Element + WithDType> Call<'a, T> {
+    fn new(
+        options: &'a Options,
+        geometry: &'a Geometry,
+        scores: Elements<'a, T>,
+        around: &Around<'a, CpuStorage>,
+    ) -> Result<Self> {
+        fn elements<'a, A: WithDType>(operand: &Option<Operand<'a, CpuStorage>>) -> Result<Option<Elements<'a, A>>> {
+            let slice = |operand: &Operand<'a, CpuStorage>| {
+                Ok(Elements::read(&operand.storage.as_slice::<A>()?[operand.start..]))
+            };
+            operand.as_ref().map(slice).transpose()
+        }
+        let real = T::Real::nearest;
+        Ok(Self {
+            options,
+            geometry,
+            scores,
+            bias: elements(&around.bias)?,
+            mask: elements(&around.mask)?,
+            sinks: elements(&around.sinks)?,
+            scale: real(options.scale),
+            cap: options.softcap.map(|cap| (real(options.scale / cap), real(cap))),
+        })
+    }
+}
+
+impl<T: Element> Call<'_, T> {
+    fn is_log(&self) -> bool {
+        self.options.output == Output::LogProbability
+    }
+
+    /// Which of the keys in `range` take part, as far as the window says.
+    fn keys(&self, query: usize, range: &Range<usize>) -> Range<usize> {
+        let (first, end) = match self.options.window {
+            Some(window) => window.keys(query, self.geometry.lines.len),
+            None => return range.clone(),
+        };
+        let first = first.clamp(range.start, range.end);
+        first..end.clamp(first, range.end)
+    }
+
+    /// The logit in the denominator that has no output.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn sink<S: Simd>(&self, at: usize) -> Option<T::Real> {
+        let sinks = self.sinks?;
+        // SAFETY: one element is there; the rest by the caller's promise.
+        Some(unsafe { T::load_part::<S>(sinks.at(at, 1), 1).sum_across() })
+    }
+
+    /// Those of a run along the last dimension.
+    fn steps_along(&self) -> Steps {
+        Steps { bias: self.geometry.bias_step, mask: self.geometry.mask_step }
+    }
+
+    /// Elements `start..start + len` of a line along the last dimension.
+    fn run_along(&self, place: &Place, start: usize, len: usize, z: *mut T::Real) -> Run<T::Real> {
+        let steps = self.steps_along();
+        let (bias, mask) = (place.bias + start * steps.bias, place.mask + start * steps.mask);
+        Run { scores: place.scores + start, bias, mask, len, z, max: T::Real::NEG_INFINITY }
+    }
+
+    /// The logits of such a run; answers their maximum.
+    ///
+    /// # Safety
+    /// As of [`logits`](Self::logits).
+    #[inline(always)]
+    unsafe fn logits_along<S: Simd>(&self, place: &Place, start: usize, len: usize, z: *mut T::Real) -> T::Real {
+        let mut run = self.run_along(place, start, len, z);
+        // SAFETY: as promised by the caller.
+        unsafe { self.logits::<S>(std::slice::from_mut(&mut run), self.steps_along()) };
+        run.max
+    }
+
+    /// Writes the logits of these runs, and −∞ up to a whole vector; notes their maxima.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and there is the room for logits that a run promises.
+    #[inline(never)]
+    unsafe fn logits<S: Simd>(&self, runs: &mut [Run<T::Real>], steps: Steps) {
+        // SAFETY: as promised by the caller. A function of its own for all who need logits, entered anew.
+        unsafe {
+            S::enter(
+                #[inline(always)]
+                || self.logits_inside::<S>(runs, steps),
+            )
+        }
+    }
+
+    /// The bias where there is one for all of a run; else 0.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn shift<S: Simd>(&self, run: &Run<T::Real>, steps: Steps) -> T::Lanes<S> {
+        T::Lanes::<S>::splat(match self.bias {
+            // SAFETY: one element is there; the rest by the caller's promise.
+            Some(bias) if steps.bias == 0 => unsafe { T::load_part::<S>(bias.at(run.bias, 1), 1).sum_across() },
+            _ => T::Real::ZERO,
+        })
+    }
+
+    /// # Safety
+    /// As of [`logits`](Self::logits).
+    #[inline(always)]
+    unsafe fn logits_inside<S: Simd>(&self, runs: &mut [Run<T::Real>], steps: Steps) {
+        let mut bias_here = [MaybeUninit::<T>::uninit(); MAX_BLOCK];
+        let mut mask_here = [MaybeUninit::<u8>::uninit(); MAX_BLOCK];
+        let (bias_here, mask_here) = (bias_here.as_mut_ptr().cast::<T>(), mask_here.as_mut_ptr().cast::<u8>());
+        let (zero, none) = (T::Real::ZERO, T::Real::NEG_INFINITY);
+        // With one number for each element; else there is one for all of a run.
+        let (bias, mask) = (self.bias.filter(|_| steps.bias != 0), self.mask.filter(|_| steps.mask != 0));
+        let masked = self.mask.filter(|_| steps.mask == 0);
+        let (scale, cap) =
+            (T::Lanes::<S>::splat(self.scale), self.cap.map(|(inverse, cap)| [inverse, cap].map(Number::splat)));
+        // SAFETY of the block: the elements are there; the rest by the caller's promise.
+        // One loop for each combination.
+        unsafe {
+            match (cap, bias, mask) {
+                (None, None, None) => logits_of::<S, T, _>(
+                    runs,
+                    self.scores,
+                    masked,
+                    #[inline(always)]
+                    |run| {
+                        let shift = self.shift::<S>(run, steps);
+                        #[inline(always)]
+                        move |x, _, _| x.mul_add(scale, shift)
+                    },
+                ),
+                (None, Some(bias), None) => logits_of::<S, T, _>(
+                    runs,
+                    self.scores,
+                    masked,
+                    #[inline(always)]
+                    |run| {
+                        let bias = run.neighbours(bias, run.bias, steps.bias, bias_here);
+                        #[inline(always)]
+                        move |x, i, count| x.mul_add(scale, T::read::<S>(bias.add(i), count, zero))
+                    },
+                ),
+                (None, None, Some(mask)) => logits_of::<S, T, _>(
+                    runs,
+                    self.scores,
+                    masked,
+                    #[inline(always)]
+                    |run| {
+                        let (shift, keep) =
+                            (self.shift::<S>(run, steps), run.neighbours(mask, run.mask, steps.mask, mask_here));
+                        #[inline(always)]
+                        move |x, i, count| x.mul_add(scale, shift).where_some_kept(keep.add(i), count, none)
+                    },
+                ),
+                (Some([inverse, cap]), None, None) => logits_of::<S, T, _>(
+                    runs,
+                    self.scores,
+                    masked,
+                    #[inline(always)]
+                    |run| {
+                        let shift = self.shift::<S>(run, steps);
+                        #[inline(always)]
+                        move |x, _, _| (x * inverse).tanh().mul_add(cap, shift)
+                    },
+                ),
+                (cap, bias, mask) => logits_of::<S, T, _>(
+                    runs,
+                    self.scores,
+                    masked,
+                    #[inline(always)]
+                    |run| {
+                        let shift = self.shift::<S>(run, steps);
+                        let (bias, keep) = (
+                            bias.map(|bias| run.neighbours(bias, run.bias, steps.bias, bias_here)),
+                            mask.map(|mask| run.neighbours(mask, run.mask, steps.mask, mask_here)),
+                        );
+                        #[inline(always)]
+                        move |x, i, count| {
+                            let shift = match bias {
+                                Some(bias) => T::read::<S>(bias.add(i), count, zero),
+                                None => shift,
+                            };
+                            let logit = match cap {
+                                Some([inverse, cap]) => (x * inverse).tanh().mul_add(cap, shift),
+                                None => x.mul_add(scale, shift),
+                            };
+                            match keep {
+                                Some(keep) => logit.where_some_kept(keep.add(i), count, none),
+                                None => logit,
+                            }
+                        }
+                    },
+                ),
+            }
+        }
+    }
+
+    /// What the logits of a line become results with: its maximum, and what [`Output::of`] takes beside it. `None` is a line
+    /// of nothing: those become 0, −∞ or NaN.
+    fn scales(&self, found: Option<Normalizer<T::Real>>) -> (T::Real, T::Real) {
+        match found {
+            Some(line) => {
+                let scale = self.options.output.scale(line.sum);
+                match self.options.dropout {
+                    Some(dropout) => (line.max, scale * T::Real::nearest(dropout.kept_scale())),
+                    None => (line.max, scale),
+                }
+            }
+            None if self.sinks.is_some() || self.options.masked_rows == MaskedRows::Zero => {
+                (T::Real::ZERO, T::Real::ZERO)
+            }
+            None => (T::Real::ZERO, T::Real::nearest(f64::NAN)),
+        }
+    }
+}
+
+/// Writes what `of(run)` makes of each vector of its scores, or −∞ for all of a run that is masked, and −∞ up to a whole
+/// vector; notes the maxima.
+///
+/// # Safety
+/// As of [`Call::logits`].
+#[inline(always)]
+unsafe fn logits_of<S: Simd, T: Element, F: Fn(T::Lanes<S>, usize, usize) -> T::Lanes<S>>(
+    runs: &mut [Run<T::Real>],
+    scores: Elements<T>,
+    masked: Option<Elements<u8>>,
+    of: impl Fn(&Run<T::Real>) -> F,
+) {
+    let none = T::Lanes::<S>::splat(T::Real::NEG_INFINITY);
+    for run in runs {
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            if masked.is_some_and(|mask| *mask.at(run.mask, 1) == 0) {
+                (0..run.len).step_by(T::Lanes::<S>::COUNT).for_each(|i| none.store(run.z.add(i)));
+                continue;
+            }
+            let (xs, z, f) = (scores.at(run.scores, run.len).cast_const(), run.z, of(run));
+            let mut max = none;
+            each::<T::Lanes<S>>(
+                run.len,
+                #[inline(always)]
+                |i, count| {
+                    S::prefetch(xs.wrapping_add(i + AHEAD));
+                    let mut logit = f(T::read::<S>(xs.add(i), count, T::Real::ZERO), i, count);
+                    if count < T::Lanes::<S>::COUNT {
+                        logit = logit.keep(count, T::Real::NEG_INFINITY);
+                    }
+                    max = logit.or_greater(max);
+                    logit.store(z.add(i));
+                },
+            );
+            run.max = max.max_across();
+        }
+    }
+}
+
+/// Σ exp(z − reference) of at most a block, in whole vectors, each of which `keep(start, exponentials)` sees.
+///
+/// # Safety
+/// The CPU has the instructions of `V`, and `z` is valid for reads of `len` elements and up to a whole vector.
+#[inline(always)]
+unsafe fn exp_sum<V: Lanes>(
+    z: *const V::Real,
+    len: usize,
+    reference: V::Real,
+    mut keep: impl FnMut(usize, V),
+) -> V::Real {
+    let reference = V::splat(reference);
+    fold(
+        len.next_multiple_of(V::COUNT),
+        V::splat(V::Real::ZERO),
+        #[inline(always)]
+        |sum, i, _| {
+            // SAFETY: as promised by the caller.
+            let exp = (unsafe { V::load(z.add(i)) } - reference).exp();
+            keep(i, exp);
+            sum + exp
+        },
+        V::add,
+    )
+    .sum_across()
+}
+
+/// Adds the sink, if there is one, and finishes the line.
+fn with_sink<R: Real>(mut state: SoftmaxState<R>, sink: Option<R>) -> Option<Normalizer<R>> {
+    if let Some(sink) = sink {
+        let reference = state.grow(sink);
+        state.add((sink - reference).exp());
+    }
+    state.normalizer()
+}
+
+/// A block of logits.
+type Block<R> = CacheLines<[MaybeUninit<R>; MAX_BLOCK]>;
+
+fn block<R>() -> Block<R> {
+    CacheLines([const { MaybeUninit::uninit() }; MAX_BLOCK])
+}
+
+/// Which elements of a block dropout keeps.
+type Kept = [u8; random::room(MAX_BLOCK)];
+
+/// Lines along the last dimension.
+struct Rows<'a, T: Element> {
+    call: Call<'a, T>,
+    out: Any<'a>,
+}
+
+impl<T: Element> Rows<'_, T> {
+    /// Writes what the elements in `range` become that are outside of the window.
+    ///
+    /// # Safety
+    /// As of [`Pass::write`].
+    #[inline(always)]
+    unsafe fn write_outside(
+        &self,
+        place: &Place,
+        range: &Range<usize>,
+        keys: &Range<usize>,
+        (max, scale): (T::Real, T::Real),
+    ) {
+        if keys == range {
+            return;
+        }
+        // Of the logit −∞
+        let x = match self.call.options.output {
+            Output::Probability => T::Real::ZERO * scale,
+            Output::LogProbability => T::Real::NEG_INFINITY - max - scale,
+        };
+        let x = x.into();
+        // SAFETY: as promised by the caller.
+        unsafe {
+            self.out.fill(place.scores + range.start, keys.start - range.start, x);
+            self.out.fill(place.scores + keys.end, range.end - keys.end, x);
+        }
+    }
+
+    /// Σ exp(z − reference) of a line's runs. The exponentials take the logits' place, unless these are needed. Meanwhile
+    /// the scores `ahead` of these are asked for.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and the logits of the runs are there.
+    #[inline(always)]
+    unsafe fn exps<S: Simd>(&self, runs: &[Run<T::Real>], reference: T::Real, ahead: usize, log: bool) -> T::Real {
+        let mut sum = CompensatedSum::zero();
+        for run in runs {
+            let (xs, z) = (self.call.scores.at(run.scores, run.len).wrapping_add(ahead), run.z);
+            // SAFETY: as promised by the caller.
+            let part = unsafe {
+                exp_sum::<T::Lanes<S>>(
+                    z,
+                    run.len,
+                    reference,
+                    #[inline(always)]
+                    |i, exp| {
+                        S::prefetch(xs.wrapping_add(i));
+                        if !log {
+                            exp.store(z.add(i));
+                        }
+                    },
+                )
+            };
+            if runs.len() == 1 {
+                return part;
+            }
+            sum.add(part);
+        }
+        sum.value()
+    }
+}
+
+/// A line in work.
+struct Line<R> {
+    number: usize,
+    place: Place,
+    /// Which elements are not outside of the window, …
+    keys: Range<usize>,
+    /// … and which runs they are.
+    runs: Range<usize>,
+    /// As of [`Call::scales`].
+    found: (R, R),
+}
+
+impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
+    type Reduced = SoftmaxState<T::Real>;
+    const WIDTH: usize = 1;
+
+    #[inline(always)]
+    unsafe fn reduce(&self, line: usize, range: Range<usize>) -> Self::Reduced {
+        let place = self.call.geometry.place(line);
+        let mut z = block::<T::Real>();
+        let z = z.0.as_mut_ptr().cast::<T::Real>();
+        let mut state = SoftmaxState::empty();
+        for (start, len) in blocks::<T::Lanes<S>>(self.call.keys(place.query, &range)) {
+            // SAFETY: `z` has room for a block; the rest by the caller's promise.
+            unsafe {
+                let max = self.call.logits_along::<S>(&place, start, len, z);
+                let reference = state.grow(max);
+                state.add(exp_sum::<T::Lanes<S>>(
+                    z,
+                    len,
+                    reference,
+                    #[inline(always)]
+                    |_, _| (),
+                ));
+            }
+        }
+        state
+    }
+
+    #[inline(always)]
+    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+        a.merge(b);
+        a
+    }
+
+    #[inline(always)]
+    unsafe fn write(&self, line: usize, range: Range<usize>, state: &Self::Reduced) {
+        let place = self.call.geometry.place(line);
+        let keys = self.call.keys(place.query, &range);
+        let (mut z, mut kept) = (block::<T::Real>(), [0; random::room(MAX_BLOCK)]);
+        let z = z.0.as_mut_ptr().cast::<T::Real>();
+        // SAFETY of the block: `z` has room for a block; the rest by the caller's promise.
+        unsafe {
+            let (max, scale) = self.call.scales(with_sink(*state, self.call.sink::<S>(place.sink)));
+            self.write_outside(&place, &range, &keys, (max, scale));
+            for (start, len) in blocks::<T::Lanes<S>>(keys) {
+                self.call.logits_along::<S>(&place, start, len, z);
+                let keep = keep_along(&self.call, line, start, len, &mut kept);
+                let last = Last { make: Make::Of(self.call.options.output, max, scale), keep };
+                T::Real::store::<S>(
+                    &self.out,
+                    1,
+                    #[inline(always)]
+                    |_| Part { start: place.scores + start, len, from: z, last },
+                );
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(&self, lines: Range<usize>, len: usize) {
+        if len > HELD {
+            for line in lines {
+                // SAFETY: as promised by the caller.
+                unsafe {
+                    let state = Pass::<S>::reduce(self, line, 0..len);
+                    Pass::<S>::write(self, line, 0..len, &state)
+                }
+            }
+            return;
+        }
+        let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
+        let together = (TOGETHER / room).max(1).min(lines.len());
+        let mut held = Vec::<T::Real>::with_capacity(together * room + MAX_LANES);
+        // Where no vector lies in two cache lines.
+        let held = held.as_mut_ptr();
+        let held = held.wrapping_add(held.align_offset(64).min(MAX_LANES));
+        let mut kept = [0; random::room(MAX_BLOCK)];
+        let (mut runs, mut work) = (Vec::new(), Vec::with_capacity(together));
+        let mut places = self.call.geometry.places(lines.start);
+        for first in lines.clone().step_by(together) {
+            let group = first..lines.end.min(first + together);
+            runs.clear();
+            work.clear();
+            for number in group {
+                let place = places.next();
+                let keys = self.call.keys(place.query, &(0..len));
+                let (first_run, z) = (runs.len(), held.wrapping_add((number - first) * room));
+                for (start, len) in blocks::<T::Lanes<S>>(keys.clone()) {
+                    runs.push(self.call.run_along(&place, start, len, z.wrapping_add(start - keys.start)));
+                }
+                work.push(Line {
+                    number,
+                    place,
+                    keys,
+                    runs: first_run..runs.len(),
+                    found: (T::Real::ZERO, T::Real::ZERO),
+                });
+            }
+            // SAFETY of the block: there is room for these lines in `held`, whose runs but a line's last are whole vectors;
+            // the rest by the caller's promise.
+            unsafe {
+                self.call.logits::<S>(&mut runs, self.call.steps_along());
+                for line in &mut work {
+                    let runs = &runs[line.runs.clone()];
+                    let sink = self.call.sink::<S>(line.place.sink);
+                    let none = T::Real::NEG_INFINITY;
+                    let max = sink.map_or(none, |sink| sink.or_greater(none));
+                    let max = runs.iter().fold(max, |max, run| run.max.or_greater(max));
+                    // Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
+                    let reference = max.or_greater(T::Real::LOWEST);
+                    // A loop of its own for each.
+                    let sum = if self.call.is_log() {
+                        self.exps::<S>(runs, reference, together * len, true)
+                    } else {
+                        self.exps::<S>(runs, reference, together * len, false)
+                    };
+                    let sum = match sink {
+                        Some(sink) => sum + (sink - reference).exp(),
+                        None => sum,
+                    };
+                    let nothing = max == T::Real::NEG_INFINITY && sum == T::Real::ZERO;
+                    line.found = self.call.scales((!nothing).then(|| Normalizer::new(max, sum)));
+                    self.write_outside(&line.place, &(0..len), &line.keys, line.found);
+                }
+                let mut at = 0;
+                T::Real::store::<S>(
+                    &self.out,
+                    runs.len(),
+                    #[inline(always)]
+                    |i| {
+                        // Lines without a run are passed over.
+                        while work[at].runs.end <= i {
+                            at += 1;
+                        }
+                        let (line, run) = (&work[at], &runs[i]);
+                        let (max, scale) = line.found;
+                        let make = match self.call.options.output {
+                            Output::Probability => Make::Scaled(scale),
+                            output => Make::Of(output, max, scale),
+                        };
+                        let start = run.scores - line.place.scores;
+                        let keep = keep_along(&self.call, line.number, start, run.len, &mut kept);
+                        Part { start: run.scores, len: run.len, from: run.z, last: Last { make, keep } }
+                    },
+                );
+            }
+        }
+    }
+}
+
+/// Lines of a strip whose places in the tensors are evenly apart.
+struct Segment {
+    /// The first one's place in the strip.
+    at: usize,
+    len: usize,
+    place: Place,
+}
+
+/// A strip of lines side by side, along another dimension than the last.
+struct Side<'a, T: Element> {
+    call: Call<'a, T>,
+    strip: Strip,
+    /// The number of the first line.
+    line: usize,
+    segments: Vec<Segment>,
+    /// Of neighbouring lines.
+    steps: Steps,
+    sink_step: usize,
+}
+
+impl<'a, T: Element> Side<'a, T> {
+    fn new(call: Call<'a, T>, unit: usize) -> Self {
+        let lines = call.geometry.lines;
+        let strip = Strip::new(unit, lines);
+        let outer = strip.row(0) / (lines.len * lines.inner);
+        let line = outer * lines.inner + (strip.row(0) - outer * lines.len * lines.inner);
+        // The last dimension is one of them, and varies fastest.
+        let (size, steps, sink_step) = match call.geometry.axes.last() {
+            Some(axis) => (axis.size, Steps { bias: axis.bias, mask: axis.mask }, axis.sink),
+            None => (1, Steps { bias: 0, mask: 0 }, 0),
+        };
+        let mut segments = Vec::new();
+        let mut at = 0;
+        while at < strip.width {
+            let place = call.geometry.place(line + at);
+            let len = (size - (line + at) % size).min(strip.width - at);
+            segments.push(Segment { at, len, place });
+            at += len;
+        }
+        Self { call, strip, line, segments, steps, sink_step }
+    }
+
+    /// How many vectors a row is.
+    fn vectors<S: Simd>(&self) -> usize {
+        self.strip.width.div_ceil(T::Lanes::<S>::COUNT)
+    }
+
+    /// The logits of rows `first..first + z.len()`.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn logits<S: Simd>(&self, first: usize, z: &mut [[T::Real; ROW]], runs: &mut Vec<Run<T::Real>>) {
+        let (bias_step, mask_step) = (self.call.geometry.bias_step, self.call.geometry.mask_step);
+        runs.clear();
+        for (j, z) in (first..).zip(z) {
+            // A row has room for a vector more than the strip; what passes a segment is written again by the next.
+            for segment in &self.segments {
+                runs.push(Run {
+                    scores: self.strip.row(j) + segment.at,
+                    bias: segment.place.bias + j * bias_step,
+                    mask: segment.place.mask + j * mask_step,
+                    len: segment.len,
+                    z: z[segment.at..].as_mut_ptr(),
+                    max: T::Real::NEG_INFINITY,
+                });
+            }
+        }
+        // SAFETY: there is the room; the rest by the caller's promise.
+        unsafe { self.call.logits::<S>(runs, self.steps) }
+    }
+
+    /// The sink of a line by its place in the strip.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn sinks<S: Simd>(&self) -> Vec<Option<T::Real>> {
+        let places =
+            self.segments.iter().flat_map(|segment| (0..segment.len).map(|i| segment.place.sink + i * self.sink_step));
+        // SAFETY: as promised by the caller.
+        places.map(|place| unsafe { self.call.sink::<S>(place) }).collect()
+    }
+
+    /// Which elements are kept of the group of rows that `j` is one of: those of row `i` of the group in `kept[i]`.
+    #[inline(always)]
+    fn keep(&self, j: usize, kept: &mut [[u8; ROW]; PER_COUNTER]) {
+        if let Some(dropout) = self.call.options.dropout {
+            random::across(dropout, j / PER_COUNTER, self.line, self.strip.width, kept);
+        }
+    }
+
+    /// The row of what [`keep`](Self::keep) wrote.
+    fn kept(&self, j: usize, kept: &[[u8; ROW]; PER_COUNTER]) -> Option<*const u8> {
+        self.call.options.dropout.map(|_| kept[j % PER_COUNTER].as_ptr())
+    }
+}
+
+/// The vectors of these rows from element `i` on, folded.
+#[inline(always)]
+fn across<V: Lanes>(rows: &[[V::Real; ROW]], i: usize, init: V, step: impl Fn(V, V) -> V) -> V {
+    let mut folded = init;
+    for row in rows {
+        let row = &row[i..i + V::COUNT];
+        // SAFETY: a vector is there.
+        folded = step(folded, unsafe { V::load(row.as_ptr()) });
+    }
+    folded
+}
+
+/// Lines along another dimension.
+struct Columns<'a, T: Element> {
+    call: Call<'a, T>,
+    out: Any<'a>,
+}
+
+impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
+    type Reduced = Vec<SoftmaxState<T::Lanes<S>>>;
+    const WIDTH: usize = WIDTH;
+
+    #[inline(always)]
+    unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
+        let side = Side::new(self.call, unit);
+        let mut z = CacheLines([[T::Real::ZERO; ROW]; ROWS]);
+        let (z, mut runs) = (&mut z.0, Vec::new());
+        let mut states = vec![SoftmaxState::empty(); side.vectors::<S>()];
+        for first in range.clone().step_by(ROWS) {
+            let rows = ROWS.min(range.end - first);
+            // SAFETY: as promised by the caller.
+            unsafe { side.logits::<S>(first, &mut z[..rows], &mut runs) };
+            for (i, state) in states.iter_mut().enumerate() {
+                let at = i * T::Lanes::<S>::COUNT;
+                let (none, zero) = (T::Real::NEG_INFINITY, T::Real::ZERO);
+                let max = across(
+                    &z[..rows],
+                    at,
+                    T::Lanes::<S>::splat(none),
+                    #[inline(always)]
+                    |max, z| z.or_greater(max),
+                );
+                let reference = state.grow(max);
+                state.add(across(
+                    &z[..rows],
+                    at,
+                    T::Lanes::<S>::splat(zero),
+                    #[inline(always)]
+                    |sum, z| sum + (z - reference).exp(),
+                ));
+            }
+        }
+        states
+    }
+
+    #[inline(always)]
+    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+        for (a, b) in a.iter_mut().zip(b) {
+            a.merge(b);
+        }
+        a
+    }
+
+    #[inline(always)]
+    unsafe fn write(&self, unit: usize, range: Range<usize>, states: &Self::Reduced) {
+        let side = Side::new(self.call, unit);
+        let mut max = flat(states.iter().map(|state| state.max()));
+        let mut scale = flat(states.iter().map(|state| state.sum()));
+        // SAFETY of the block: `max` and `scale` are a vector longer than the row; the rest by the caller's promise.
+        unsafe {
+            for (i, sink) in side.sinks::<S>().into_iter().enumerate() {
+                let state = SoftmaxState::from_parts(max[i], scale[i]);
+                (max[i], scale[i]) = self.call.scales(with_sink(state, sink));
+            }
+            let make = Make::OfEach(self.call.options.output, max.as_ptr(), scale.as_ptr());
+            let mut z = CacheLines([[T::Real::ZERO; ROW]; ROWS]);
+            let (z, mut runs, mut kept) = (&mut z.0, Vec::new(), [[0; ROW]; PER_COUNTER]);
+            for first in range.clone().step_by(ROWS) {
+                let rows = ROWS.min(range.end - first);
+                side.logits::<S>(first, &mut z[..rows], &mut runs);
+                T::Real::store::<S>(
+                    &self.out,
+                    rows,
+                    #[inline(always)]
+                    |i| {
+                        let j = first + i;
+                        if j == range.start || j % PER_COUNTER == 0 {
+                            side.keep(j, &mut kept);
+                        }
+                        let last = Last { make, keep: side.kept(j, &kept) };
+                        Part { start: side.strip.row(j), len: side.strip.width, from: z[i].as_mut_ptr(), last }
+                    },
+                );
+            }
+        }
+    }
+}
+
+/// A backward pass: everything that is read and written.
+#[derive(Clone, Copy)]
+struct Backward<'a, T: Element> {
+    call: Call<'a, T>,
+    g: Any<'a>,
+    scores: Option<Elements<'a, T>>,
+    logits: Option<Elements<'a, T::Real>>,
+    sinks: Option<Elements<'a, T::Real>>,
+}
+
+/// What the gradient of a line's logits is made with: p = exp(z − max) · inverse, and the sum of what is weighted.
+#[derive(Clone, Copy)]
+struct Found<N> {
+    max: N,
+    inverse: N,
+    total: N,
+}
+
+impl<T: Element> Backward<'_, T> {
+    /// Finishes a line; writes what it adds to its sink's gradient, if that is wanted.
+    ///
+    /// # Safety
+    /// As of [`Pass::write`].
+    unsafe fn found(
+        &self,
+        line: usize,
+        mut sums: Weighted<T::Real>,
+        sink: Option<T::Real>,
+        write: bool,
+    ) -> Found<T::Real> {
+        if let Some(sink) = sink {
+            let reference = sums.grow(sink);
+            sums.add((sink - reference).exp(), T::Real::ZERO);
+        }
+        let found = match sums.state.normalizer() {
+            Some(Normalizer { max, sum }) => {
+                let total = if self.call.is_log() { sums.dot() } else { sums.dot() / sums.state.sum() };
+                Found { max, inverse: T::Real::ONE / sum, total }
+            }
+            None => Found { max: T::Real::ZERO, inverse: T::Real::ZERO, total: T::Real::ZERO },
+        };
+        if let (Some(sinks), Some(sink), true) = (self.sinks, sink, write) {
+            let p = (sink - found.max).exp() * found.inverse;
+            // SAFETY: the element is there; the rest by the caller's promise.
+            unsafe { sinks.at(line, 1).write(T::Real::ZERO - p * found.total) };
+        }
+        found
+    }
+
+    /// Loads the gradients of a run's results, times dropout's factor, and 0 for what does not take part and up to a whole
+    /// vector.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and `z`, `g` and `keep` are valid for `len` elements and up to a whole vector.
+    #[inline(always)]
+    unsafe fn load<S: Simd>(&self, at: usize, len: usize, z: *const T::Real, g: *mut T::Real, keep: Option<*const u8>) {
+        let zero = T::Lanes::<S>::splat(T::Real::ZERO);
+        let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
+        let factor = self.call.options.dropout.map_or(1.0, |dropout| dropout.kept_scale());
+        let factor = T::Lanes::<S>::splat(T::Real::nearest(factor));
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            T::Real::load::<S>(&self.g, at, len, g);
+            for i in (0..len).step_by(T::Lanes::<S>::COUNT) {
+                let mut x = T::Lanes::<S>::get(g.add(i), T::Lanes::<S>::COUNT.min(len - i));
+                if let Some(keep) = keep {
+                    x = (x * factor).where_kept(keep.add(i), T::Real::ZERO);
+                }
+                T::Lanes::<S>::load(z.add(i)).if_less(lowest, zero, x).store(g.add(i));
+            }
+        }
+    }
+
+    /// Makes the gradients of a run's logits of what [`load`](Self::load) left in `g`, and writes them and those of the scores.
+    ///
+    /// # Safety
+    /// As of [`load`](Self::load), and of [`Pass::write`].
+    #[inline(always)]
+    unsafe fn write<S: Simd>(
+        &self,
+        at: usize,
+        len: usize,
+        z: *const T::Real,
+        g: *mut T::Real,
+        found: impl Fn(usize) -> Found<T::Lanes<S>>,
+    ) {
+        let zero = T::Lanes::<S>::splat(T::Real::ZERO);
+        let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
+        let scale = T::Lanes::<S>::splat(self.call.scale);
+        let log = self.call.is_log();
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            for i in (0..len).step_by(T::Lanes::<S>::COUNT) {
+                let (z, x) = (T::Lanes::<S>::load(z.add(i)), T::Lanes::<S>::load(g.add(i)));
+                let Found { max, inverse, total } = found(i);
+                let p = (z - max).exp() * inverse;
+                let gradient = if log { x - p * total } else { p * (x - total) };
+                z.if_less(lowest, zero, gradient).store(g.add(i));
+            }
+            if let Some(logits) = self.logits {
+                std::ptr::copy_nonoverlapping(g, logits.at(at, len), len);
+            }
+            if let Some(scores) = self.scores {
+                let src = self.call.scores.at(at, len).cast_const();
+                T::write::<S>(
+                    scores.at(at, len),
+                    len,
+                    #[inline(always)]
+                    |i, count| {
+                        let gradient = T::Lanes::<S>::get(g.add(i), count) * scale;
+                        let Some((inverse, _)) = self.call.cap else { return gradient };
+                        let x = T::read::<S>(src.add(i), count, T::Real::ZERO);
+                        let gradient = gradient * tanh_slope(x * T::Lanes::<S>::splat(inverse));
+                        // A score that does not take part may be NaN.
+                        T::Lanes::<S>::get(z.add(i), count).if_less(lowest, zero, gradient)
+                    },
+                );
+            }
+        }
+    }
+
+    /// Writes that elements outside of the window have no gradient.
+    ///
+    /// # Safety
+    /// As of [`Pass::write`].
+    #[inline(always)]
+    unsafe fn write_outside(&self, start: usize, len: usize) {
+        // SAFETY: as promised by the caller; all bits 0 are the number 0 in every dtype.
+        unsafe {
+            if let Some(scores) = self.scores {
+                scores.at(start, len).write_bytes(0, len);
+            }
+            if let Some(logits) = self.logits {
+                logits.at(start, len).write_bytes(0, len);
+            }
+        }
+    }
+}
+
+/// The elements of a block that dropout keeps.
+#[inline(always)]
+fn keep_along<T: Element>(call: &Call<T>, line: usize, start: usize, len: usize, kept: &mut Kept) -> Option<*const u8> {
+    call.options.dropout.map(
+        #[inline(always)]
+        |dropout| {
+            let at = random::along(dropout, line, start, len, kept);
+            kept[at..].as_ptr()
+        },
+    )
+}
+
+struct BackwardRows<'a, T: Element>(Backward<'a, T>);
+
+impl<S: Simd, T: Element> Pass<S> for BackwardRows<'_, T> {
+    type Reduced = Weighted<T::Real>;
+    const WIDTH: usize = 1;
+
+    #[inline(always)]
+    unsafe fn reduce(&self, line: usize, range: Range<usize>) -> Self::Reduced {
+        let call = &self.0.call;
+        let place = call.geometry.place(line);
+        let (mut z, mut g, mut kept) = (block::<T::Real>(), block::<T::Real>(), [0; random::room(MAX_BLOCK)]);
+        let (z, g) = (z.0.as_mut_ptr().cast::<T::Real>(), g.0.as_mut_ptr().cast::<T::Real>());
+        let log = call.is_log();
+        let mut sums = Weighted::empty(!log);
+        for (start, len) in blocks::<T::Lanes<S>>(call.keys(place.query, &range)) {
+            let keep = keep_along(call, line, start, len, &mut kept);
+            // SAFETY of the block: `z` and `g` have room for a block; the rest by the caller's promise.
+            unsafe {
+                let max = call.logits_along::<S>(&place, start, len, z);
+                self.0.load::<S>(place.scores + start, len, z, g, keep);
+                let reference = sums.grow(max);
+                let mut dot = T::Lanes::<S>::splat(T::Real::ZERO);
+                let sum = exp_sum::<T::Lanes<S>>(
+                    z,
+                    len,
+                    reference,
+                    #[inline(always)]
+                    |i, exp| {
+                        let g = T::Lanes::<S>::load(g.add(i));
+                        dot = dot + if log { g } else { g * exp };
+                    },
+                );
+                sums.add(sum, dot.sum_across());
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+        a.merge(b);
+        a
+    }
+
+    #[inline(always)]
+    unsafe fn write(&self, line: usize, range: Range<usize>, sums: &Self::Reduced) {
+        let call = &self.0.call;
+        let place = call.geometry.place(line);
+        let keys = call.keys(place.query, &range);
+        let (mut z, mut g, mut kept) = (block::<T::Real>(), block::<T::Real>(), [0; random::room(MAX_BLOCK)]);
+        let (z, g) = (z.0.as_mut_ptr().cast::<T::Real>(), g.0.as_mut_ptr().cast::<T::Real>());
+        // SAFETY of the block: `z` and `g` have room for a block; the rest by the caller's promise.
+        unsafe {
+            let Found { max, inverse, total } = self.0.found(line, *sums, call.sink::<S>(place.sink), range.start == 0);
+            let splat = T::Lanes::<S>::splat;
+            let found = Found { max: splat(max), inverse: splat(inverse), total: splat(total) };
+            self.0.write_outside(place.scores + range.start, keys.start - range.start);
+            self.0.write_outside(place.scores + keys.end, range.end - keys.end);
+            for (start, len) in blocks::<T::Lanes<S>>(keys) {
+                let keep = keep_along(call, line, start, len, &mut kept);
+                call.logits_along::<S>(&place, start, len, z);
+                self.0.load::<S>(place.scores + start, len, z, g, keep);
+                self.0.write::<S>(
+                    place.scores + start,
+                    len,
+                    z,
+                    g,
+                    #[inline(always)]
+                    |_| found,
+                );
+            }
+        }
+    }
+}
+
+struct BackwardColumns<'a, T: Element>(Backward<'a, T>);
+
+impl<S: Simd, T: Element> Pass<S> for BackwardColumns<'_, T> {
+    type Reduced = Vec<Weighted<T::Lanes<S>>>;
+    const WIDTH: usize = WIDTH;
+
+    #[inline(always)]
+    unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
+        let side = Side::new(self.0.call, unit);
+        let log = side.call.is_log();
+        let (mut z, mut g, mut runs) = ([T::Real::ZERO; ROW], [T::Real::ZERO; ROW], Vec::new());
+        let mut kept = [[0; ROW]; PER_COUNTER];
+        let mut sums = vec![Weighted::empty(!log); side.vectors::<S>()];
+        for j in range.clone() {
+            if j == range.start || j % PER_COUNTER == 0 {
+                side.keep(j, &mut kept);
+            }
+            // SAFETY of the block: the rows are a vector longer than the strip; the rest by the caller's promise.
+            unsafe {
+                side.logits::<S>(j, std::slice::from_mut(&mut z), &mut runs);
+                let width = side.strip.width;
+                self.0.load::<S>(side.strip.row(j), width, z.as_ptr(), g.as_mut_ptr(), side.kept(j, &kept));
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    let at = i * T::Lanes::<S>::COUNT;
+                    let (z, g) = (T::Lanes::<S>::load(z[at..].as_ptr()), T::Lanes::<S>::load(g[at..].as_ptr()));
+                    let exp = (z - sums.grow(z)).exp();
+                    sums.add(exp, if log { g } else { g * exp });
+                }
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+        for (a, b) in a.iter_mut().zip(b) {
+            a.merge(b);
+        }
+        a
+    }
+
+    #[inline(always)]
+    unsafe fn write(&self, unit: usize, range: Range<usize>, sums: &Self::Reduced) {
+        let side = Side::new(self.0.call, unit);
+        let relative = !side.call.is_log();
+        let mut max = flat(sums.iter().map(|sums| sums.state.max()));
+        let mut inverse = flat(sums.iter().map(|sums| sums.state.sum()));
+        let mut total = flat(sums.iter().map(|sums| sums.dot()));
+        // SAFETY of the block: `max`, `inverse`, `total` and the rows are a vector longer than the strip; the rest by the
+        // caller's promise.
+        unsafe {
+            for (i, sink) in side.sinks::<S>().into_iter().enumerate() {
+                let sums = Weighted::from_parts(SoftmaxState::from_parts(max[i], inverse[i]), total[i], relative);
+                let found = self.0.found(side.line + i, sums, sink, range.start == 0);
+                (max[i], inverse[i], total[i]) = (found.max, found.inverse, found.total);
+            }
+            let (mut z, mut g, mut runs) = ([T::Real::ZERO; ROW], [T::Real::ZERO; ROW], Vec::new());
+            let mut kept = [[0; ROW]; PER_COUNTER];
+            for j in range.clone() {
+                if j == range.start || j % PER_COUNTER == 0 {
+                    side.keep(j, &mut kept);
+                }
+                side.logits::<S>(j, std::slice::from_mut(&mut z), &mut runs);
+                let (row, width) = (side.strip.row(j), side.strip.width);
+                self.0.load::<S>(row, width, z.as_ptr(), g.as_mut_ptr(), side.kept(j, &kept));
+                self.0.write::<S>(
+                    row,
+                    width,
+                    z.as_ptr(),
+                    g.as_mut_ptr(),
+                    #[inline(always)]
+                    |i| Found {
+                        max: T::Lanes::<S>::load(max.as_ptr().add(i)),
+                        inverse: T::Lanes::<S>::load(inverse.as_ptr().add(i)),
+                        total: T::Lanes::<S>::load(total.as_ptr().add(i)),
+                    },
+                );
+            }
+        }
+    }
+}
+
+struct ForwardTask<'a, T: Element>(Call<'a, T>, Any<'a>);
+
+impl<T: Element> Task for ForwardTask<'_, T> {
+    fn run<S: Simd>(self) {
+        let (call, out) = (self.0, self.1);
+        let lines = call.geometry.lines;
+        if lines.inner == 1 {
+            run::<S, Rows<T>>(&Rows { call, out }, lines, true)
+        } else {
+            run::<S, Columns<T>>(&Columns { call, out }, lines, true)
+        }
+    }
+}
+
+impl<T: Element> Task for Backward<'_, T> {
+    fn run<S: Simd>(self) {
+        let lines = self.call.geometry.lines;
+        if lines.inner == 1 {
+            run::<S, BackwardRows<T>>(&BackwardRows(self), lines, true)
+        } else {
+            run::<S, BackwardColumns<T>>(&BackwardColumns(self), lines, true)
+        }
+    }
+}
+
+/// Calls a function with the slice of the scores.
+macro_rules! by_dtype {
+    ($storage:expr, |$slice:ident| $body:expr) => {
+        match $storage {
+            CpuStorage::F16($slice) => $body,
+            CpuStorage::BF16($slice) => $body,
+            CpuStorage::F32($slice) => $body,
+            CpuStorage::F64($slice) => $body,
+            other => Err(unsupported_dtype(other.dtype(), NAME)),
+        }
+    };
+}
+
+/// The result, in a new storage. There is at least one element.
+pub(crate) fn forward(
+    options: &Options,
+    geometry: &Geometry,
+    scores: Operand<CpuStorage>,
+    around: &Around<CpuStorage>,
+    out: DType,
+) -> Result<CpuStorage> {
+    let len = geometry.lines.elem_count();
+    by_dtype!(scores.storage, |xs| {
+        let call = Call::new(options, geometry, Elements::read(&xs[scores.start..][..len]), around)?;
+        // SAFETY: every element is of one line, and every line is written.
+        unsafe {
+            Ok(match out {
+                DType::F16 => CpuStorage::F16(filled(len, |out| Level::best().run(ForwardTask(call, Any::F16(out))))),
+                DType::BF16 => {
+                    CpuStorage::BF16(filled(len, |out| Level::best().run(ForwardTask(call, Any::BF16(out)))))
+                }
+                DType::F32 => CpuStorage::F32(filled(len, |out| Level::best().run(ForwardTask(call, Any::F32(out))))),
+                DType::F64 => CpuStorage::F64(filled(len, |out| Level::best().run(ForwardTask(call, Any::F64(out))))),
+                other => return Err(unsupported_dtype(other, NAME)),
+            })
+        }
+    })
+}
+
+/// The result over the scores, which are of its dtype.
+pub(crate) fn forward_inplace(
+    options: &Options,
+    geometry: &Geometry,
+    scores: &mut CpuStorage,
+    start: usize,
+    around: &Around<CpuStorage>,
+) -> Result<()> {
+    fn run<'a, T: Element + WithDType>(
+        options: &'a Options,
+        geometry: &'a Geometry,
+        xs: Elements<'a, T>,
+        around: &Around<'a, CpuStorage>,
+        any: impl FnOnce(Elements<'a, T>) -> Any<'a>,
+    ) -> Result<()> {
+        // Each element is read last before it is written.
+        Level::best().run(ForwardTask(Call::new(options, geometry, xs, around)?, any(xs)));
+        Ok(())
+    }
+    let range = start..start + geometry.lines.elem_count();
+    match scores {
+        CpuStorage::F16(xs) => run(options, geometry, Elements::write(&mut xs[range]), around, Any::F16),
+        CpuStorage::BF16(xs) => run(options, geometry, Elements::write(&mut xs[range]), around, Any::BF16),
+        CpuStorage::F32(xs) => run(options, geometry, Elements::write(&mut xs[range]), around, Any::F32),
+        CpuStorage::F64(xs) => run(options, geometry, Elements::write(&mut xs[range]), around, Any::F64),
+        other => Err(unsupported_dtype(other.dtype(), NAME)),
+    }
+}
+
+/// The gradients that are wanted, given the result's. There is at least one element.
+pub(crate) fn backward(
+    options: &Options,
+    geometry: &Geometry,
+    scores: Operand<CpuStorage>,
+    around: &Around<CpuStorage>,
+    gradient: Operand<CpuStorage>,
+    wanted: Gradients<bool>,
+) -> Result<Gradients<Option<CpuStorage>>> {
+    fn run<T: Element + WithDType>(call: Call<T>, g: Any, wanted: Gradients<bool>) -> Gradients<Option<CpuStorage>> {
+        let (elements, lines) = (call.geometry.lines.elem_count(), call.geometry.lines.count());
+        let mut scores = wanted.scores.then(|| Unfilled::<T>::new(elements));
+        let mut logits = wanted.logits.then(|| Unfilled::<T::Real>::new(elements));
+        let mut sinks = wanted.sinks.then(|| Unfilled::<T::Real>::new(lines));
+        Level::best().run(Backward {
+            call,
+            g,
+            scores: scores.as_mut().map(Unfilled::elements),
+            logits: logits.as_mut().map(Unfilled::elements),
+            sinks: sinks.as_mut().map(Unfilled::elements),
+        });
+        // SAFETY: every element is of one line, and every line is written; sinks are asked for where there are some.
+        unsafe {
+            Gradients {
+                scores: scores.map(|scores| T::to_cpu_storage_owned(scores.filled())),
+                logits: logits.map(|logits| T::Real::to_cpu_storage_owned(logits.filled())),
+                sinks: sinks.map(|sinks| T::Real::to_cpu_storage_owned(sinks.filled())),
+            }
+        }
+    }
+    let wanted = Gradients { sinks: wanted.sinks && around.sinks.is_some(), ..wanted };
+    let g = Any::read(gradient.storage, gradient.start)?;
+    by_dtype!(scores.storage, |xs| {
+        let xs = &xs[scores.start..][..geometry.lines.elem_count()];
+        Ok(run(Call::new(options, geometry, Elements::read(xs), around)?, g, wanted))
+    })
+}

@@ -1,0 +1,621 @@
+//! Log-sum-exp, the statistics that a loss needs of each line, and the gradient of the logits from theirs.
+
+use super::columns::{self, flat, Strip};
+use super::lanes::{Lanes, Pack};
+use super::level::{Level, Simd, Task};
+use super::memory::{filled, Elements};
+use super::rows::{self, blocks, exp_sum, sum_of, AHEAD_BLOCKS, BLOCK_VECTORS};
+use super::{run, Element, Pass};
+use crate::lines::Lines;
+use crate::state::{CompensatedSum, Number, Real, SoftmaxState};
+use crate::statistics::{self, STATISTICS};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// How many elements the memory system is to be ahead of the arithmetic.
+const AHEAD: usize = 2048;
+
+/// What a loss knows beside the logits: a target for each line, none of those that count out of range, and a weight for each class.
+#[derive(Clone, Copy)]
+pub(crate) struct Classes<'a, R> {
+    pub targets: &'a [i64],
+    pub ignore_index: i64,
+    /// `None`: 1 each.
+    pub weights: Option<&'a [R]>,
+    pub sum_of_weights: R,
+    /// Whether the sum over classes is asked for.
+    pub smooth: bool,
+}
+
+impl<R: Real> Classes<'_, R> {
+    /// The class, unless the line is to be ignored.
+    fn target(&self, line: usize) -> Option<usize> {
+        let target = self.targets[line];
+        (target != self.ignore_index).then_some(target as usize)
+    }
+
+    fn weight(&self, class: usize) -> R {
+        self.weights.map_or(R::ONE, |weights| weights[class])
+    }
+
+    /// The weights of the classes `class..class + count`, 0 in the lanes that are left.
+    #[inline(always)]
+    fn weights<V: Lanes<Real = R>>(&self, class: usize, count: usize) -> V {
+        match self.weights {
+            None => V::splat(R::ONE),
+            // SAFETY: a slice of `count` is there.
+            Some(weights) => unsafe { V::get(weights[class..][..count].as_ptr(), count) },
+        }
+    }
+}
+
+/// Log-sum-exp of each line of `src`.
+pub(crate) fn log_sum_exp<T: Element>(src: &[T], lines: Lines) -> Vec<T::Real> {
+    let src = Elements::read(src);
+    // SAFETY: every line's is written.
+    unsafe { filled(lines.count(), |out| Level::best().run(Statistics { src, out, lines, classes: None })) }
+}
+
+/// The statistics of each line of `src`.
+pub(crate) fn line_statistics<T: Element>(src: &[T], lines: Lines, classes: Classes<T::Real>) -> Vec<T::Real> {
+    let src = Elements::read(src);
+    let classes = Some(classes);
+    // SAFETY: every line's are written.
+    unsafe { filled(STATISTICS * lines.count(), |out| Level::best().run(Statistics { src, out, lines, classes })) }
+}
+
+/// The gradient of the logits `src`, given the statistics of their lines and the gradients of those.
+pub(crate) fn loss_backward<T: Element>(
+    src: &[T],
+    lines: Lines,
+    statistics: &[T::Real],
+    gradients: &[T::Real],
+    classes: Classes<T::Real>,
+) -> Vec<T> {
+    let of = |values, index, line| <[T::Real]>::get(values, index * lines.count() + line).copied();
+    let of_line: Vec<_> = (0..lines.count())
+        .map(|line| {
+            let statistic = |index| of(statistics, index, line).unwrap_or(T::Real::ZERO);
+            let gradient = |index| of(gradients, index, line).unwrap_or(T::Real::ZERO);
+            LineGradient::new(statistic, gradient, &classes, line)
+        })
+        .collect();
+    let src = Elements::read(src);
+    // The weights of others than the targets count in the sum over classes only.
+    let classes = Classes { weights: classes.weights.filter(|_| classes.smooth), ..classes };
+    // SAFETY: every element is of one line, and every line is written.
+    unsafe {
+        filled(lines.elem_count(), |out| Level::best().run(Backward { src, out, lines, classes, of_line: &of_line }))
+    }
+}
+
+/// # Safety
+/// The CPU has the instructions of `S`, and `from` is valid for a read.
+#[inline(always)]
+unsafe fn one<S: Simd, T: Element>(from: *const T) -> T::Real {
+    let mut x = T::Real::ZERO;
+    // SAFETY: as promised by the caller.
+    unsafe { T::load_part::<S>(from, 1).store_part(&mut x, 1) };
+    x
+}
+
+/// Rounds `x` and writes it: not by a vector's `store_part`, since what rustc 1.95 makes of one with a count that is known to
+/// be 1 writes four bytes of a bf16.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, and `to` is valid for a write.
+#[inline(always)]
+unsafe fn put_one<S: Simd, T: Element>(x: T::Real, to: *mut T) {
+    const MOST_LANES: usize = 16;
+    const { assert!(T::Lanes::<S>::COUNT <= MOST_LANES) }
+    let mut items = [const { MaybeUninit::<T>::uninit() }; MOST_LANES];
+    // SAFETY: there is room for a vector, which is written before its first element is read; the rest by the caller's promise.
+    unsafe {
+        T::store::<S>(T::Lanes::<S>::splat(x), items.as_mut_ptr().cast());
+        to.write(items[0].assume_init());
+    }
+}
+
+/// `x`, or 0 if it is not finite: what is subtracted from the logits in the sum over classes, so that what they have in common does
+/// not drown them.
+fn pivot<R: Real>(x: R) -> R {
+    if is_finite(x) {
+        x
+    } else {
+        R::ZERO
+    }
+}
+
+fn is_finite<R: Real>(x: R) -> bool {
+    R::NEG_INFINITY < x && x < R::ZERO - R::NEG_INFINITY
+}
+
+/// What was found of a line.
+struct Found<R> {
+    max: R,
+    /// Σ exp(x − max)
+    sum: R,
+    /// The same relative to another reference: 0 or NaN where the maximum is −∞.
+    unscaled: R,
+    /// Σ weight·(x − pivot)
+    terms: R,
+}
+
+#[derive(Clone, Copy)]
+struct Statistics<'a, T: Element> {
+    src: Elements<'a, T>,
+    /// A log-sum-exp for each line; with `classes` [`STATISTICS`] numbers, as many apart as there are lines.
+    out: Elements<'a, T::Real>,
+    lines: Lines,
+    classes: Option<Classes<'a, T::Real>>,
+}
+
+impl<'a, T: Element> Statistics<'a, T> {
+    /// The classes and the pivot of a contiguous line, if the sum over classes is asked for.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn smoothed<S: Simd>(&self, line: usize) -> Option<(Classes<'a, T::Real>, T::Real)> {
+        let classes = self.classes.filter(|classes| classes.smooth)?;
+        // SAFETY: there are classes, so the element is there; the instructions by the caller's promise.
+        Some((classes, pivot(unsafe { one::<S, T>(self.src.at(line * self.lines.len, 1)) })))
+    }
+
+    /// # Safety
+    /// The CPU has the instructions of `S`, and no other thread writes of the same line.
+    #[inline(always)]
+    unsafe fn write<S: Simd>(&self, line: usize, found: Found<T::Real>) {
+        let zero = T::Real::ZERO;
+        let infinity = zero - T::Real::NEG_INFINITY;
+        let finite = is_finite(found.max);
+        let Lines { len, inner, .. } = self.lines;
+        // SAFETY: the element is there; the instructions by the caller's promise.
+        let at = |j: usize| unsafe { one::<S, T>(self.src.at((line / inner * len + j) * inner + line % inner, 1)) };
+        let log_sum = if finite { T::Real::ONE.or_greater(found.sum).ln() } else { infinity + T::Real::NEG_INFINITY };
+        let put = |index: usize, value| {
+            let to = self.out.at(index * self.lines.count() + line, 1);
+            // SAFETY: it is there, and this line's.
+            unsafe { to.write(value) }
+        };
+        let Some(classes) = self.classes else {
+            let special = || match found.max > zero {
+                // NaN is passed over by the maximum, and does not show in a sum that +∞ makes NaN anyway.
+                true => (0..len).map(at).find(|&x| x.differs(x)).unwrap_or(infinity),
+                false => found.max + found.unscaled,
+            };
+            return put(0, if finite { found.max + log_sum } else { special() });
+        };
+        let mut numbers = [zero; STATISTICS];
+        if let Some(target) = classes.target(line) {
+            numbers[statistics::LOG_P] = (at(target) - found.max) - log_sum;
+            numbers[statistics::LOG_SUM_EXP] = found.max + log_sum;
+            if classes.smooth {
+                let pivot = pivot(at(0));
+                numbers[statistics::SMOOTH] = found.terms + classes.sum_of_weights * ((pivot - found.max) - log_sum);
+                numbers[statistics::SUM_OF_WEIGHTS] = classes.sum_of_weights;
+            }
+            numbers[statistics::WEIGHT] = classes.weight(target);
+            numbers[statistics::KEPT] = T::Real::ONE;
+            numbers[statistics::MAX] = found.max;
+            numbers[statistics::LOG_SUM] = log_sum;
+        }
+        numbers.into_iter().enumerate().for_each(|(index, number)| put(index, number));
+    }
+}
+
+impl<T: Element> Task for Statistics<'_, T> {
+    fn run<S: Simd>(self) {
+        if self.lines.inner == 1 {
+            run::<S, _>(&Rows(self), self.lines, true)
+        } else {
+            run::<S, _>(&Columns(self), self.lines, true)
+        }
+    }
+}
+
+/// The state of a part of a line, or of several side by side, and Σ weight·(x − pivot).
+#[derive(Clone)]
+struct Part<V> {
+    state: SoftmaxState<V>,
+    terms: CompensatedSum<V>,
+}
+
+impl<V: Number> Part<V> {
+    #[inline(always)]
+    fn empty() -> Self {
+        Self { state: SoftmaxState::empty(), terms: CompensatedSum::zero() }
+    }
+
+    #[inline(always)]
+    fn merge(&mut self, other: Self) {
+        self.state.merge(other.state);
+        self.terms.merge(other.terms);
+    }
+}
+
+struct Rows<P>(P);
+struct Columns<P>(P);
+
+impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
+    type Reduced = Part<T::Real>;
+    const WIDTH: usize = 1;
+
+    #[inline(always)]
+    unsafe fn reduce(&self, line: usize, range: Range<usize>) -> Self::Reduced {
+        let mut part = Part::empty();
+        if self.0.classes.is_some_and(|classes| classes.target(line).is_none()) {
+            return part;
+        }
+        let xs: *const T = self.0.src.at(line * self.0.lines.len + range.start, range.len());
+        // SAFETY of the block: the elements are there, and the instructions by the caller's promise.
+        unsafe {
+            let smoothed = self.0.smoothed::<S>(line);
+            for (start, len) in blocks::<T::Lanes<S>>(0..range.len()) {
+                let xs = xs.add(start);
+                let reference = part.state.grow(rows::max_of::<S, T>(xs, len));
+                let ahead = AHEAD_BLOCKS * BLOCK_VECTORS * T::Lanes::<S>::COUNT;
+                part.state.add(exp_sum::<S, T>(
+                    xs,
+                    len,
+                    reference,
+                    ahead,
+                    #[inline(always)]
+                    |_, _, _| (),
+                ));
+                if let Some((classes, pivot)) = smoothed {
+                    part.terms.add(terms_of::<S, T>(classes, xs, range.start + start, len, pivot));
+                }
+            }
+        }
+        part
+    }
+
+    #[inline(always)]
+    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+        a.merge(b);
+        a
+    }
+
+    /// With the first part of the line.
+    #[inline(always)]
+    unsafe fn write(&self, line: usize, range: Range<usize>, part: &Self::Reduced) {
+        if range.start == 0 {
+            let line_of = part.state.finish();
+            let (max, sum) = (line_of.max, line_of.sum);
+            let found = Found { max, sum, unscaled: part.state.sum(), terms: part.terms.value() };
+            // SAFETY: as promised by the caller.
+            unsafe { self.0.write::<S>(line, found) }
+        }
+    }
+
+    /// Lines of a block need no state: their sum is relative to their maximum from the first.
+    #[inline(always)]
+    unsafe fn whole(&self, lines: Range<usize>, len: usize) {
+        for line in lines {
+            let ignored = self.0.classes.is_some_and(|classes| classes.target(line).is_none());
+            // SAFETY of the block: the elements are there; the rest by the caller's promise.
+            unsafe {
+                if ignored || len > BLOCK_VECTORS * T::Lanes::<S>::COUNT {
+                    let part = Pass::<S>::reduce(self, line, 0..len);
+                    Pass::<S>::write(self, line, 0..len, &part);
+                    continue;
+                }
+                let xs: *const T = self.0.src.at(line * len, len);
+                let max = rows::max_of::<S, T>(xs, len);
+                let sum = exp_sum::<S, T>(
+                    xs,
+                    len,
+                    // Finite, so that −∞ gives 0.
+                    max.or_greater(T::Real::LOWEST),
+                    AHEAD,
+                    #[inline(always)]
+                    |_, _, _| (),
+                );
+                let terms = match self.0.smoothed::<S>(line) {
+                    Some((classes, pivot)) => terms_of::<S, T>(classes, xs, 0, len, pivot),
+                    None => T::Real::ZERO,
+                };
+                self.0.write::<S>(line, Found { max, sum, unscaled: sum, terms });
+            }
+        }
+    }
+}
+
+/// Σ weight·(x − pivot) over at most a block: `len` elements, the first of which is of this class.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, and `xs` is valid for reads of `len` elements.
+#[inline(always)]
+unsafe fn terms_of<S: Simd, T: Element>(
+    classes: Classes<T::Real>,
+    xs: *const T,
+    class: usize,
+    len: usize,
+    pivot: T::Real,
+) -> T::Real {
+    sum_of(
+        len,
+        #[inline(always)]
+        |i, count| {
+            // SAFETY: as promised by the caller.
+            let shifted = unsafe { T::read::<S>(xs.add(i), count, pivot) } - T::Lanes::<S>::splat(pivot);
+            classes.weights::<T::Lanes<S>>(class + i, count) * shifted
+        },
+    )
+}
+
+impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
+    type Reduced = Vec<Part<T::Lanes<S>>>;
+    const WIDTH: usize = columns::WIDTH;
+
+    #[inline(always)]
+    unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
+        let strip = Strip::new(unit, self.0.lines);
+        let (start, len) = strip.span(&range);
+        let src: *const T = self.0.src.at(start, len);
+        let mut parts = vec![Part::empty(); strip.width.div_ceil(T::Lanes::<S>::COUNT)];
+        let smoothed = self.0.classes.filter(|classes| classes.smooth).map(|classes| {
+            let first: *const T = self.0.src.at(strip.row(0), strip.width);
+            let mut pivots = vec![T::Real::ZERO; strip.width + T::Lanes::<S>::COUNT];
+            for (i, to) in pivots.iter_mut().enumerate().take(strip.width) {
+                // SAFETY: the row is there, and the instructions by the caller's promise.
+                *to = pivot(unsafe { one::<S, T>(first.add(i)) });
+            }
+            (classes, pivots)
+        });
+        strip.fold::<T::Lanes<S>, _>(
+            range.len(),
+            &mut parts,
+            #[inline(always)]
+            |part, rows, count, i| {
+                // SAFETY of the block: the rows are there, `pivots` are a vector longer than one, and the instructions by the
+                // caller's promise.
+                unsafe {
+                    let max = columns::max_of::<S, T>(src, i, count, rows, strip.stride);
+                    let reference = part.state.grow(max);
+                    let mut sum = T::Lanes::<S>::splat(T::Real::ZERO);
+                    for j in 0..rows {
+                        S::prefetch(src.wrapping_add(i + (j + columns::ROWS) * strip.stride));
+                        sum = sum + (columns::read::<S, T>(src, i + j * strip.stride, count) - reference).exp();
+                    }
+                    part.state.add(sum);
+                    if let Some((classes, pivots)) = &smoothed {
+                        let (row, line) = (range.start + i / strip.stride, i % strip.stride);
+                        let pivot = T::Lanes::<S>::load(pivots.as_ptr().add(line));
+                        let mut sum = T::Lanes::<S>::splat(T::Real::ZERO);
+                        for j in 0..rows {
+                            let weight = T::Lanes::<S>::splat(classes.weight(row + j));
+                            sum = sum + weight * (columns::read::<S, T>(src, i + j * strip.stride, count) - pivot);
+                        }
+                        part.terms.add(sum);
+                    }
+                }
+            },
+        );
+        parts
+    }
+
+    #[inline(always)]
+    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+        for (a, b) in a.iter_mut().zip(b) {
+            a.merge(b);
+        }
+        a
+    }
+
+    /// With the first rows.
+    #[inline(always)]
+    unsafe fn write(&self, unit: usize, range: Range<usize>, parts: &Self::Reduced) {
+        if range.start > 0 {
+            return;
+        }
+        let strip = Strip::new(unit, self.0.lines);
+        let max = flat(parts.iter().map(|part| part.state.finish().max));
+        let sum = flat(parts.iter().map(|part| part.state.finish().sum));
+        let unscaled = flat(parts.iter().map(|part| part.state.sum()));
+        let terms = flat(parts.iter().map(|part| part.terms.value()));
+        let first = Strip::first_line(unit, self.0.lines);
+        for i in 0..strip.width {
+            let found = Found { max: max[i], sum: sum[i], unscaled: unscaled[i], terms: terms[i] };
+            // SAFETY: as promised by the caller.
+            unsafe { self.0.write::<S>(first + i, found) }
+        }
+    }
+}
+
+/// With p = exp((x − max) − log_sum): of_p·p + of_weight·weight, and of_target more for the target, if there is one. Where the
+/// target is ignored all that is made of a p, even a NaN, with 0 in place of NaN, is 0.
+#[derive(Clone, Copy)]
+struct LineGradient<R> {
+    max: R,
+    log_sum: R,
+    of_p: R,
+    of_weight: R,
+    of_target: R,
+    target: Option<usize>,
+}
+
+impl<R: Real> LineGradient<R> {
+    fn new(statistic: impl Fn(usize) -> R, gradient: impl Fn(usize) -> R, classes: &Classes<R>, line: usize) -> Self {
+        let zero = R::ZERO;
+        let target = classes.target(line);
+        if target.is_none() {
+            let log_sum = zero - R::NEG_INFINITY;
+            return Self { max: zero, log_sum, of_p: zero, of_weight: zero, of_target: zero, target };
+        }
+        let (of_target, of_weight) = (gradient(statistics::LOG_P), gradient(statistics::SMOOTH));
+        let (max, log_sum) = (statistic(statistics::MAX), statistic(statistics::LOG_SUM));
+        let of_p = gradient(statistics::LOG_SUM_EXP) - of_target - statistic(statistics::SUM_OF_WEIGHTS) * of_weight;
+        // A NaN in the line is one in its sum, and in all of its gradient.
+        let of_p = if log_sum.differs(log_sum) { log_sum } else { of_p };
+        Self { max, log_sum, of_p, of_weight, of_target, target }
+    }
+
+    #[inline(always)]
+    fn of<V: Number<Real = R>>(x: V, max: V, log_sum: V, of_p: V) -> V {
+        ((x - max) - log_sum).exp().nan_to_zero() * of_p
+    }
+
+    /// Of the target, `x`.
+    fn of_target(&self, x: R, weight: R) -> R {
+        Self::of(x, self.max, self.log_sum, self.of_p) + self.of_weight * weight + self.of_target
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Backward<'a, T: Element> {
+    src: Elements<'a, T>,
+    out: Elements<'a, T>,
+    lines: Lines,
+    classes: Classes<'a, T::Real>,
+    of_line: &'a [LineGradient<T::Real>],
+}
+
+impl<T: Element> Backward<'_, T> {
+    /// Writes the target's gradient, if the target of this line is in `range`; the line's elements begin at `start`.
+    ///
+    /// # Safety
+    /// As of [`Pass::write`].
+    #[inline(always)]
+    unsafe fn write_target<S: Simd>(&self, line: usize, range: &Range<usize>, start: usize) {
+        let gradient = &self.of_line[line];
+        if let Some(target) = gradient.target.filter(|target| range.contains(target)) {
+            let at = start + target * self.lines.inner;
+            let (from, to) = (self.src.at(at, 1), self.out.at(at, 1));
+            // SAFETY: the element is there; the rest by the caller's promise.
+            unsafe {
+                let value = gradient.of_target(one::<S, T>(from), self.classes.weight(target));
+                put_one::<S, T>(value, to);
+            }
+        }
+    }
+}
+
+impl<T: Element> Task for Backward<'_, T> {
+    fn run<S: Simd>(self) {
+        if self.lines.inner == 1 {
+            run::<S, _>(&Rows(self), self.lines, true)
+        } else {
+            run::<S, _>(&Columns(self), self.lines, true)
+        }
+    }
+}
+
+impl<S: Simd, T: Element> Pass<S> for Rows<Backward<'_, T>> {
+    type Reduced = ();
+    const WIDTH: usize = 1;
+
+    #[inline(always)]
+    unsafe fn reduce(&self, _: usize, _: Range<usize>) {}
+
+    #[inline(always)]
+    unsafe fn merge(_: (), _: ()) {}
+
+    #[inline(always)]
+    unsafe fn write(&self, line: usize, range: Range<usize>, _: &()) {
+        let start = line * self.0.lines.len;
+        let xs: *const T = self.0.src.at(start + range.start, range.len());
+        let out = self.0.out.at(start + range.start, range.len());
+        let gradient = &self.0.of_line[line];
+        let splat = T::Lanes::<S>::splat;
+        let (max, log_sum, of_p) = (splat(gradient.max), splat(gradient.log_sum), splat(gradient.of_p));
+        let of_weight = splat(gradient.of_weight);
+        // SAFETY of the block: the elements are there; the rest by the caller's promise.
+        unsafe {
+            if gradient.target.is_none() {
+                let zero = splat(T::Real::ZERO);
+                T::write::<S>(
+                    out,
+                    range.len(),
+                    #[inline(always)]
+                    |_, _| zero,
+                );
+                return;
+            }
+            if self.0.classes.weights.is_none() {
+                T::write::<S>(
+                    out,
+                    range.len(),
+                    #[inline(always)]
+                    |i, count| of_others::<S, T>(xs, i, count, max, log_sum, of_p) + of_weight,
+                );
+            } else {
+                T::write::<S>(
+                    out,
+                    range.len(),
+                    #[inline(always)]
+                    |i, count| {
+                        let weights = self.0.classes.weights::<T::Lanes<S>>(range.start + i, count);
+                        of_others::<S, T>(xs, i, count, max, log_sum, of_p) + of_weight * weights
+                    },
+                );
+            }
+            self.0.write_target::<S>(line, &range, start);
+        }
+    }
+}
+
+/// What is made of p in the gradient of `count` elements from `i` on.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, and `xs` is valid for reads of these elements.
+#[inline(always)]
+unsafe fn of_others<S: Simd, T: Element>(
+    xs: *const T,
+    i: usize,
+    count: usize,
+    max: T::Lanes<S>,
+    log_sum: T::Lanes<S>,
+    of_p: T::Lanes<S>,
+) -> T::Lanes<S> {
+    S::prefetch(xs.wrapping_add(i + AHEAD));
+    // SAFETY: as promised by the caller.
+    let x = unsafe { T::read::<S>(xs.add(i), count, T::Real::ZERO) };
+    LineGradient::of(x, max, log_sum, of_p)
+}
+
+impl<S: Simd, T: Element> Pass<S> for Columns<Backward<'_, T>> {
+    type Reduced = ();
+    const WIDTH: usize = columns::WIDTH;
+
+    #[inline(always)]
+    unsafe fn reduce(&self, _: usize, _: Range<usize>) {}
+
+    #[inline(always)]
+    unsafe fn merge(_: (), _: ()) {}
+
+    #[inline(always)]
+    unsafe fn write(&self, unit: usize, range: Range<usize>, _: &()) {
+        let strip = Strip::new(unit, self.0.lines);
+        let first = Strip::first_line(unit, self.0.lines);
+        let mut numbers = [(); 4].map(|()| vec![T::Real::ZERO; strip.width + T::Lanes::<S>::COUNT]);
+        for (i, line) in self.0.of_line[first..][..strip.width].iter().enumerate() {
+            for (to, number) in numbers.iter_mut().zip([line.max, line.log_sum, line.of_p, line.of_weight]) {
+                to[i] = number;
+            }
+        }
+        for j in range.clone() {
+            let (src, out) = (self.0.src.at(strip.row(j), strip.width), self.0.out.at(strip.row(j), strip.width));
+            let weight = T::Lanes::<S>::splat(self.0.classes.weight(j));
+            // SAFETY of the block: the elements are there, and `numbers` are a vector longer than the row; the rest by the
+            // caller's promise.
+            unsafe {
+                T::write::<S>(
+                    out,
+                    strip.width,
+                    #[inline(always)]
+                    |i, count| {
+                        let number = |n: usize| T::Lanes::<S>::load(numbers[n].as_ptr().add(i));
+                        let x = columns::read::<S, T>(src, i, count);
+                        LineGradient::of(x, number(0), number(1), number(2)) + number(3) * weight
+                    },
+                )
+            }
+        }
+        for i in 0..strip.width {
+            // SAFETY: as promised by the caller.
+            unsafe { self.0.write_target::<S>(first + i, &range, strip.start + i) }
+        }
+    }
+}

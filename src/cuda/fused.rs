@@ -1,0 +1,451 @@
+//! Softmax with what models put around it, on CUDA: the call as the kernels of `kernels/fused.cuh` read it.
+
+use super::launch::{self, CudaElement};
+use super::plan::{self, FusedKind, Plan};
+use super::{alignment, by_dtype, functions};
+use crate::fused::{Around, Axis, Geometry, Gradients, MaskedRows, Operand, Options};
+use crate::lines::unsupported_dtype;
+use crate::op::Output;
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
+use candle_core::cuda_backend::CudaStorageSlice;
+use candle_core::{CudaDevice, CudaStorage, DType, Result};
+use half::{bf16, f16};
+
+const NAME: &str = "softmax";
+/// As `kernels/fused.cuh` has it.
+const MAX_AXES: usize = 8;
+/// What `kernels/fused.cuh` reckons with in 32 bits: positions and limits of a window.
+const NARROW: usize = 1 << 30;
+
+/// [`Axis`] with what divides by its size.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct DeviceAxis {
+    size: u32,
+    factor: u32,
+    shift: u32,
+    query: u32,
+    bias: i64,
+    mask: i64,
+    sink: i64,
+}
+
+impl DeviceAxis {
+    fn new(axis: Axis) -> Self {
+        // n / size = (h + (n − h) / 2) >> (log − 1) with h the high half of n · factor, for every n below 2³²
+        // (Granlund and Montgomery, 1994).
+        let size = axis.size as u64;
+        let log = u64::BITS - (size - 1).leading_zeros();
+        let factor = ((1u64 << 32) * ((1u64 << log) - size)) / size + 1;
+        Self {
+            size: axis.size as u32,
+            factor: factor as u32,
+            shift: log - 1,
+            query: axis.query as u32,
+            bias: axis.bias as i64,
+            mask: axis.mask as i64,
+            sink: axis.sink as i64,
+        }
+    }
+}
+
+/// Tensors of a call by address; 0 where there is none.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Addresses {
+    scores: u64,
+    bias: u64,
+    mask: u64,
+    sinks: u64,
+    gradient: u64,
+    result: u64,
+    logits_gradient: u64,
+    sinks_gradient: u64,
+}
+
+/// What a kernel is given: `Fused` of `kernels/fused.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Call<R> {
+    tensors: Addresses,
+    lines: i64,
+    len: i64,
+    inner: i64,
+    bias_step: i64,
+    mask_step: i64,
+    before: i64,
+    after: i64,
+    position: i64,
+    scale: R,
+    cap: R,
+    inverse_cap: R,
+    kept_scale: R,
+    threshold: u32,
+    keys: [[u32; 2]; 7],
+    dtype: i32,
+    adds: i32,
+    masks: i32,
+    log: i32,
+    window: i32,
+    nan_rows: i32,
+    axes: i32,
+    axis: [DeviceAxis; MAX_AXES],
+}
+const _: () = assert!(size_of::<Call<f32>>() == 552 && size_of::<Call<f64>>() == 568);
+
+/// f32 or f64 out of the options' f64.
+trait Narrow: Copy {
+    fn narrow(x: f64) -> Self;
+}
+impl Narrow for f32 {
+    fn narrow(x: f64) -> Self {
+        x as f32
+    }
+}
+impl Narrow for f64 {
+    fn narrow(x: f64) -> Self {
+        x
+    }
+}
+
+/// The result along the lines of `scores`, in a new storage.
+pub(crate) fn forward(
+    options: &Options,
+    geometry: &Geometry,
+    scores: Operand<CudaStorage>,
+    around: &Around<CudaStorage>,
+    out: DType,
+) -> Result<CudaStorage> {
+    let device = scores.storage.device();
+    let stream = device.cuda_stream();
+    let count = geometry.lines.elem_count();
+    let (scores_at, _scores_read) = address(&scores, count, &stream)?;
+    // SAFETY: the kernel writes every element.
+    let mut result = unsafe { alloc(device, out, count)? };
+    {
+        let (result_at, _result_written) = address_mut(&mut result, 0, count, &stream)?;
+        let tensors = Addresses { scores: scores_at, result: result_at, ..Default::default() };
+        run(options, geometry, scores.storage.dtype(), out, device, tensors, around, false)?;
+    }
+    Ok(result)
+}
+
+/// The same over the scores, which begin at `start` of their storage.
+pub(crate) fn forward_inplace(
+    options: &Options,
+    geometry: &Geometry,
+    scores: &mut CudaStorage,
+    start: usize,
+    around: &Around<CudaStorage>,
+) -> Result<()> {
+    let (device, dtype) = (scores.device().clone(), scores.dtype());
+    let stream = device.cuda_stream();
+    let (at, _written) = address_mut(scores, start, geometry.lines.elem_count(), &stream)?;
+    let tensors = Addresses { scores: at, result: at, ..Default::default() };
+    run(options, geometry, dtype, dtype, &device, tensors, around, false)
+}
+
+/// Those of the gradients that are wanted, given the `gradient` of the result.
+pub(crate) fn backward(
+    options: &Options,
+    geometry: &Geometry,
+    scores: Operand<CudaStorage>,
+    around: &Around<CudaStorage>,
+    gradient: Operand<CudaStorage>,
+    wanted: Gradients<bool>,
+) -> Result<Gradients<Option<CudaStorage>>> {
+    let device = scores.storage.device();
+    let stream = device.cuda_stream();
+    let (lines, dtype) = (geometry.lines, scores.storage.dtype());
+    let count = lines.elem_count();
+    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    // SAFETY: the kernel writes every element.
+    let new = |wanted: bool, dtype, count| wanted.then(|| unsafe { alloc(device, dtype, count) }).transpose();
+    let mut found = Gradients {
+        scores: new(wanted.scores, dtype, count)?,
+        logits: new(wanted.logits, wide, count)?,
+        sinks: new(wanted.sinks, wide, lines.count())?,
+    };
+    {
+        let (scores_at, _scores_read) = address(&scores, count, &stream)?;
+        let (gradient_at, _gradient_read) = address(&gradient, count, &stream)?;
+        let (result, _result_written) = optional_mut(&mut found.scores, count, &stream)?;
+        let (logits_gradient, _logits_written) = optional_mut(&mut found.logits, count, &stream)?;
+        let (sinks_gradient, _sinks_written) = optional_mut(&mut found.sinks, lines.count(), &stream)?;
+        let tensors = Addresses {
+            scores: scores_at,
+            gradient: gradient_at,
+            result,
+            logits_gradient,
+            sinks_gradient,
+            ..Default::default()
+        };
+        run(options, geometry, dtype, gradient.storage.dtype(), device, tensors, around, true)?;
+    }
+    Ok(found)
+}
+
+#[allow(clippy::too_many_arguments)]
+fn run(
+    options: &Options,
+    geometry: &Geometry,
+    dtype: DType,
+    out: DType,
+    device: &CudaDevice,
+    tensors: Addresses,
+    around: &Around<CudaStorage>,
+    backward: bool,
+) -> Result<()> {
+    let stream = device.cuda_stream();
+    let extent = |step: usize, stride: fn(&Axis) -> usize| {
+        let along_axes: usize = geometry.axes.iter().map(|axis| (axis.size - 1) * stride(axis)).sum();
+        along_axes + (geometry.lines.len - 1) * step + 1
+    };
+    let (bias, _bias_read) = optional(&around.bias, extent(geometry.bias_step, |axis| axis.bias), &stream)?;
+    let (mask, _mask_read) = optional(&around.mask, extent(geometry.mask_step, |axis| axis.mask), &stream)?;
+    let (sinks, _sinks_read) = optional(&around.sinks, extent(0, |axis| axis.sink), &stream)?;
+    let tensors = Addresses { bias, mask, sinks, ..tensors };
+    let kind = FusedKind {
+        backward,
+        whole: whole_packs(geometry, dtype.size_in_bytes(), tensors),
+        window: options.window.is_some(),
+        narrow: is_narrow(options, geometry),
+    };
+    let plan = plan::fused(geometry.lines, kind, dtype.size_in_bytes(), functions::facts(device)?);
+    by_dtype!(NAME, dtype, launch(options, geometry, out, device, tensors, plan))
+}
+
+fn launch<T: CudaElement>(
+    options: &Options,
+    geometry: &Geometry,
+    out: DType,
+    device: &CudaDevice,
+    tensors: Addresses,
+    plan: Plan,
+) -> Result<()>
+where
+    T::Real: Narrow,
+{
+    let call = call::<T::Real>(options, geometry, out, tensors, plan)?;
+    // SAFETY: the addresses are of storages as large as the geometry says, checked when they were taken; a plan covers all
+    // lines, and the kernels mask or stride over what lies beyond.
+    unsafe { launch::fused::<T, _>(device, call, plan) }
+}
+
+fn call<R: Narrow>(
+    options: &Options,
+    geometry: &Geometry,
+    out: DType,
+    tensors: Addresses,
+    plan: Plan,
+) -> Result<Call<R>> {
+    // Those in front that move nothing but along the scores need no kernel's attention.
+    let moves_nothing = |axis: &&Axis| axis.bias == 0 && axis.mask == 0 && axis.sink == 0 && axis.query == 0;
+    let axes = &geometry.axes[geometry.axes.iter().take_while(moves_nothing).count()..];
+    if axes.len() > MAX_AXES {
+        candle_core::bail!(
+            "{NAME}: bias, mask and scores lie so differently in memory that lines have {} dimensions, and up to {MAX_AXES} \
+             are possible: make them contiguous, or flatten dimensions that belong together",
+            axes.len()
+        )
+    }
+    if let Some(axis) = axes.iter().find(|axis| axis.size > u32::MAX as usize) {
+        candle_core::bail!("{NAME}: a dimension of {} is more than 2^32 - 1", axis.size)
+    }
+    let mut axis = [DeviceAxis::default(); MAX_AXES];
+    axis.iter_mut().zip(axes).for_each(|(to, &from)| *to = DeviceAxis::new(from));
+    let lines = geometry.lines;
+    // As far as any key is, where positions are narrow.
+    let limit = |keys: usize| keys.min(if plan.is_narrow() { NARROW - 1 } else { 1 << 60 }) as i64;
+    let moves = |at: u64, step: usize| if at == 0 { 0 } else { 1 + (step > 0) as i32 };
+    let window = options.window;
+    let cap = options.softcap.unwrap_or(0.0);
+    Ok(Call {
+        tensors,
+        lines: lines.count() as i64,
+        len: lines.len as i64,
+        inner: lines.inner as i64,
+        bias_step: geometry.bias_step as i64,
+        mask_step: geometry.mask_step as i64,
+        before: window.map_or(0, |window| limit(window.before)),
+        after: window.map_or(0, |window| limit(window.after)),
+        position: window.map_or(0, |window| lines.len as i64 - window.queries as i64),
+        scale: R::narrow(options.scale),
+        cap: R::narrow(cap),
+        inverse_cap: R::narrow(1.0 / cap),
+        kept_scale: R::narrow(options.dropout.map_or(1.0, |dropout| dropout.kept_scale())),
+        threshold: options.dropout.map_or(0, |dropout| dropout.threshold << 16),
+        keys: options.dropout.map_or([[0, 0]; 7], |dropout| round_keys(dropout.seed)),
+        dtype: match out {
+            DType::F32 => 0,
+            DType::F64 => 1,
+            DType::F16 => 2,
+            DType::BF16 => 3,
+            other => return Err(unsupported_dtype(other, NAME)),
+        },
+        adds: moves(tensors.bias, geometry.bias_step),
+        masks: moves(tensors.mask, geometry.mask_step),
+        log: (options.output == Output::LogProbability) as i32,
+        window: window.is_some() as i32,
+        nan_rows: (options.masked_rows == MaskedRows::Nan) as i32,
+        axes: axes.len() as i32,
+        axis,
+    })
+}
+
+/// The keys of Philox's rounds.
+fn round_keys(seed: u64) -> [[u32; 2]; 7] {
+    let key = [seed as u32, (seed >> 32) as u32];
+    std::array::from_fn(|round| {
+        let times = |step: u32| step.wrapping_mul(round as u32);
+        [key[0].wrapping_add(times(0x9E37_79B9)), key[1].wrapping_add(times(0xBB67_AE85))]
+    })
+}
+
+/// Whether 32 bits are enough for the number of a line, a step along any axis, and the positions of a window.
+fn is_narrow(options: &Options, geometry: &Geometry) -> bool {
+    let fits = |n: usize| n <= u32::MAX as usize;
+    fits(geometry.lines.count())
+        && geometry.axes.iter().all(|axis| fits(axis.bias) && fits(axis.mask) && fits(axis.sink))
+        && options.window.is_none_or(|window| geometry.lines.len < NARROW && window.queries < NARROW)
+}
+
+/// Whether every line consists of whole packs of 16 bytes of the scores, and of as many elements of the other tensors at
+/// addresses that allow as wide accesses.
+fn whole_packs(geometry: &Geometry, size: usize, tensors: Addresses) -> bool {
+    let pack = 16 / size;
+    // Either a value for all of a line, or its elements side by side.
+    let around = |at: u64, step: usize, size: usize, stride: fn(&Axis) -> usize| {
+        at == 0
+            || step == 0
+            || (step == 1
+                && alignment(at) >= pack * size
+                && geometry.axes.iter().all(|axis| stride(axis).is_multiple_of(pack)))
+    };
+    let contiguous = [tensors.scores, tensors.gradient, tensors.result, tensors.logits_gradient];
+    geometry.lines.inner == 1
+        && geometry.lines.len.is_multiple_of(pack)
+        && contiguous.into_iter().all(|at| at == 0 || alignment(at) >= 16)
+        && around(tensors.bias, geometry.bias_step, size, |axis| axis.bias)
+        && around(tensors.mask, geometry.mask_step, 1, |axis| axis.mask)
+}
+
+/// A new storage of a dtype.
+///
+/// # Safety
+/// Every element is written before it is read.
+unsafe fn alloc(device: &CudaDevice, dtype: DType, count: usize) -> Result<CudaStorage> {
+    // SAFETY: as promised by the caller.
+    let slice = unsafe {
+        match dtype {
+            DType::F32 => CudaStorageSlice::F32(device.alloc(count)?),
+            DType::F64 => CudaStorageSlice::F64(device.alloc(count)?),
+            DType::F16 => CudaStorageSlice::F16(device.alloc(count)?),
+            DType::BF16 => CudaStorageSlice::BF16(device.alloc(count)?),
+            other => return Err(unsupported_dtype(other, NAME)),
+        }
+    };
+    Ok(CudaStorage { slice, device: device.clone() })
+}
+
+/// Where an operand's elements are, of which there are `extent` from its start on; to be read until the guard is dropped.
+fn address<'a>(
+    operand: &Operand<'a, CudaStorage>,
+    extent: usize,
+    stream: &'a CudaStream,
+) -> Result<(u64, SyncOnDrop<'a>)> {
+    fn of<'a, T>(
+        slice: &'a CudaSlice<T>,
+        start: usize,
+        extent: usize,
+        stream: &'a CudaStream,
+    ) -> Result<(u64, SyncOnDrop<'a>)> {
+        check_extent(start, extent, slice.len())?;
+        let (at, read) = slice.device_ptr(stream);
+        Ok((at + (start * size_of::<T>()) as u64, read))
+    }
+    match &operand.storage.slice {
+        CudaStorageSlice::U8(slice) => of(slice, operand.start, extent, stream),
+        CudaStorageSlice::F32(slice) => of(slice, operand.start, extent, stream),
+        CudaStorageSlice::F64(slice) => of(slice, operand.start, extent, stream),
+        CudaStorageSlice::F16(slice) => of(slice, operand.start, extent, stream),
+        CudaStorageSlice::BF16(slice) => of(slice, operand.start, extent, stream),
+        _ => Err(unsupported_dtype(operand.storage.dtype(), NAME)),
+    }
+}
+
+/// The same of elements to be written.
+fn address_mut<'a>(
+    storage: &'a mut CudaStorage,
+    start: usize,
+    extent: usize,
+    stream: &'a CudaStream,
+) -> Result<(u64, SyncOnDrop<'a>)> {
+    fn of<'a, T>(
+        slice: &'a mut CudaSlice<T>,
+        start: usize,
+        extent: usize,
+        stream: &'a CudaStream,
+    ) -> Result<(u64, SyncOnDrop<'a>)> {
+        check_extent(start, extent, slice.len())?;
+        let (at, written) = slice.device_ptr_mut(stream);
+        Ok((at + (start * size_of::<T>()) as u64, written))
+    }
+    let dtype = storage.dtype();
+    match &mut storage.slice {
+        CudaStorageSlice::F32(slice) => of(slice, start, extent, stream),
+        CudaStorageSlice::F64(slice) => of(slice, start, extent, stream),
+        CudaStorageSlice::F16(slice) => of(slice, start, extent, stream),
+        CudaStorageSlice::BF16(slice) => of(slice, start, extent, stream),
+        _ => Err(unsupported_dtype(dtype, NAME)),
+    }
+}
+
+fn optional<'a>(
+    operand: &Option<Operand<'a, CudaStorage>>,
+    extent: usize,
+    stream: &'a CudaStream,
+) -> Result<(u64, Option<SyncOnDrop<'a>>)> {
+    match operand {
+        Some(operand) => address(operand, extent, stream).map(|(at, read)| (at, Some(read))),
+        None => Ok((0, None)),
+    }
+}
+
+fn optional_mut<'a>(
+    storage: &'a mut Option<CudaStorage>,
+    extent: usize,
+    stream: &'a CudaStream,
+) -> Result<(u64, Option<SyncOnDrop<'a>>)> {
+    match storage {
+        Some(storage) => address_mut(storage, 0, extent, stream).map(|(at, written)| (at, Some(written))),
+        None => Ok((0, None)),
+    }
+}
+
+fn check_extent(start: usize, extent: usize, len: usize) -> Result<()> {
+    if start > len || extent > len - start {
+        candle_core::bail!("{NAME}: {extent} elements from {start} on lie outside a storage of {len}")
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotients() {
+        for size in [2usize, 3, 5, 7, 8, 64, 641, 1000, 65_535, 65_536, 0x7fff_ffff, 0xffff_fffe, 0xffff_ffff] {
+            let axis = DeviceAxis::new(Axis { size, line: 1, scores: 1, bias: 0, mask: 0, sink: 0, query: 0 });
+            let edges = [0u32, 1, 2, 3, 1000, 65_535, 1 << 31, u32::MAX - 1, u32::MAX];
+            let multiples = (1..1000u32).flat_map(|k| [-1i64, 0, 1].map(|d| (k as i64 * size as i64 + d) as u32));
+            for n in edges.into_iter().chain(multiples) {
+                let high = ((n as u64 * axis.factor as u64) >> 32) as u32;
+                let found = (high + ((n - high) >> 1)) >> axis.shift;
+                assert_eq!(found, (n as u64 / size as u64) as u32, "{n} / {size}");
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Log-sum-exp, the statistics of a loss and their backward, and top-k on CUDA.
+
+use super::{alignment, by_dtype, contiguous, elements, functions, launch, new_storage, plan};
+use super::{CudaElement, Elements};
+use crate::lines::{unsupported_dtype, Lines};
+use crate::statistics::{Classes, STATISTICS};
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::{CudaView, DevicePtr};
+use candle_core::cuda_backend::CudaDType;
+use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Storage, StorageRef, Tensor};
+use half::{bf16, f16};
+
+/// Logits, or statistics: a storage and where in it they are.
+type Operand<'a> = (&'a CudaStorage, &'a Layout);
+
+/// Log-sum-exp of each line, in the dtype of `x`.
+pub(crate) fn log_sum_exp(name: &'static str, lines: Lines, x: Operand) -> Result<CudaStorage> {
+    fn run<T: CudaElement>(name: &'static str, lines: Lines, (x, layout): Operand) -> Result<CudaStorage> {
+        new_storage::<T>(x.device(), one_each(lines, 1), |out| {
+            let device = x.device();
+            let x = contiguous(name, x, layout)?;
+            let x = elements::<T>(&x, lines)?;
+            let plan = plan::statistics(lines, facts_of(&x, device), functions::facts(device)?);
+            launch::statistics(device, x, out, lines, plan, None)
+        })
+    }
+    by_dtype!(name, x.0.dtype(), run(name, lines, x))
+}
+
+/// What [`LineStatistics`](crate::statistics::LineStatistics) gives.
+pub(crate) fn line_statistics(name: &'static str, lines: Lines, x: Operand, classes: &Classes) -> Result<CudaStorage> {
+    fn run<T: CudaElement>(
+        name: &'static str,
+        lines: Lines,
+        (x, layout): Operand,
+        classes: &Classes,
+    ) -> Result<CudaStorage> {
+        new_storage::<T::Real>(x.device(), one_each(lines, STATISTICS), |out| {
+            let device = x.device();
+            let stored = Stored::new(classes);
+            let x = contiguous(name, x, layout)?;
+            let x = elements::<T>(&x, lines)?;
+            let plan = plan::statistics(lines, facts_of(&x, device), functions::facts(device)?);
+            launch::statistics(device, x, out, lines, plan, Some(stored.view(classes)?))
+        })
+    }
+    by_dtype!(name, x.0.dtype(), run(name, lines, x, classes))
+}
+
+/// The gradient of the logits, given the statistics of their lines and the gradients of those.
+pub(crate) fn loss_backward(
+    name: &'static str,
+    lines: Lines,
+    x: Operand,
+    statistics: [Operand; 2],
+    classes: &Classes,
+) -> Result<CudaStorage> {
+    fn run<T: CudaElement>(
+        name: &'static str,
+        lines: Lines,
+        (x, layout): Operand,
+        [s, g]: [Operand; 2],
+        classes: &Classes,
+    ) -> Result<CudaStorage> {
+        new_storage::<T>(x.device(), lines, |out| {
+            let device = x.device();
+            let stored = Stored::new(classes);
+            let (x, s, g) = (contiguous(name, x, layout)?, contiguous(name, s.0, s.1)?, contiguous(name, g.0, g.1)?);
+            let x = elements::<T>(&x, lines)?;
+            let each = one_each(lines, STATISTICS);
+            let statistics = [elements(&s, each)?, elements(&g, each)?];
+            let plan = plan::loss_backward(lines, facts_of(&x, device));
+            launch::loss_backward(device, x, statistics, out, lines, plan, stored.view(classes)?)
+        })
+    }
+    by_dtype!(name, x.0.dtype(), run(name, lines, x, statistics, classes))
+}
+
+/// The places of the `k` greatest elements of each line, u32.
+pub(crate) fn top_k(name: &'static str, lines: Lines, x: Operand, k: usize) -> Result<CudaStorage> {
+    fn run<T: CudaElement>(name: &'static str, lines: Lines, (x, layout): Operand, k: usize) -> Result<CudaStorage> {
+        new_storage::<u32>(x.device(), one_each(lines, k), |out| {
+            let device = x.device();
+            let x = contiguous(name, x, layout)?;
+            launch::top_k(device, elements::<T>(&x, lines)?, out, lines, plan::top_k(lines), k)
+        })
+    }
+    by_dtype!(name, x.0.dtype(), run(name, lines, x, k))
+}
+
+/// As many numbers for each of the lines.
+fn one_each(lines: Lines, numbers: usize) -> Lines {
+    Lines { outer: lines.count(), len: numbers, inner: 1 }
+}
+
+fn facts_of<T: CudaElement>(x: &CudaView<'_, T>, device: &CudaDevice) -> Elements {
+    let input_alignment = alignment(x.device_ptr(&device.cuda_stream()).0);
+    Elements { size: size_of::<T>(), input_alignment, output_alignment: input_alignment }
+}
+
+/// The storages of targets and weights, which are contiguous, kept from being written while they are in use.
+struct Stored<'a> {
+    targets: (StorageRef<'a>, &'a Layout),
+    weights: Option<(StorageRef<'a>, &'a Layout)>,
+}
+
+impl<'a> Stored<'a> {
+    fn new(classes: &'a Classes) -> Self {
+        Self {
+            targets: classes.targets.storage_and_layout(),
+            weights: classes.weights.as_ref().map(Tensor::storage_and_layout),
+        }
+    }
+
+    fn view<R: CudaDType>(&self, classes: &Classes) -> Result<launch::Classes<'_, R>> {
+        Ok(launch::Classes {
+            targets: view(&self.targets)?,
+            ignore_index: classes.ignore_index,
+            weights: self.weights.as_ref().map(view).transpose()?,
+            smooth: classes.smooth,
+        })
+    }
+}
+
+fn view<'a, T: CudaDType>((storage, layout): &'a (StorageRef<'_>, &Layout)) -> Result<CudaView<'a, T>> {
+    let Storage::Cuda(storage) = &**storage else {
+        candle_core::bail!("candle-softmax: targets and weights must be on the logits' CUDA device")
+    };
+    let (slice, range) = (storage.as_cuda_slice::<T>()?, layout.contiguous_offsets());
+    match range.and_then(|(start, end)| slice.try_slice(start..end)) {
+        Some(view) => Ok(view),
+        None => candle_core::bail!("candle-softmax: {layout:?} is not contiguous in a storage of {}", slice.len()),
+    }
+}

@@ -1,0 +1,395 @@
+//! Log-sum-exp, and the op behind a loss over classes: a few numbers of each line of logits, each read once, and one backward
+//! that writes the gradient in one pass. What a loss makes of the numbers are candle's tensor ops.
+
+use crate::cpu;
+use crate::lines::{resolve_dim, unsupported_dtype, Contiguous, Lines};
+use crate::op::check_dtype;
+use crate::ops;
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::cpu_backend::CpuDevice;
+use candle_core::{
+    CpuStorage, CudaStorage, CustomOp1, CustomOp3, DType, Layout, MetalStorage, Result, Shape, Storage, Tensor,
+    WithDType, D,
+};
+
+/// How many numbers [`LineStatistics`] gives for a line. `kernels/statistics.cu` has the same list.
+pub(crate) const STATISTICS: usize = 8;
+/// (x of the target − max) − ln Σ exp(x − max)
+pub(crate) const LOG_P: usize = 0;
+/// max + ln Σ exp(x − max)
+pub(crate) const LOG_SUM_EXP: usize = 1;
+/// Σ weight · log p over the classes
+pub(crate) const SMOOTH: usize = 2;
+/// The weight of the target.
+pub(crate) const WEIGHT: usize = 3;
+/// 1, or 0 for an ignored target.
+pub(crate) const KEPT: usize = 4;
+/// For the backward, without gradients: the maximum, …
+pub(crate) const MAX: usize = 5;
+/// … ln Σ exp(x − max), …
+pub(crate) const LOG_SUM: usize = 6;
+/// … and Σ weight over the classes, where [`SMOOTH`] is asked for.
+pub(crate) const SUM_OF_WEIGHTS: usize = 7;
+
+/// What losses are computed in, and come in.
+pub(crate) fn computed_in(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+/// The same shape with 1 for the dimension that is reduced.
+fn reduced(shape: &Shape, dim: usize) -> Shape {
+    let mut dims = shape.dims().to_vec();
+    dims[dim] = 1;
+    dims.into()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn no_cuda<T>(op: &'static str) -> Result<T> {
+    candle_core::bail!(
+        "{op}: the tensor is on CUDA, but candle-softmax was built without its `cuda` feature, enable it"
+    )
+}
+
+fn no_metal<T>(op: &'static str) -> Result<T> {
+    candle_core::bail!("{op}: there is no Metal kernel, move the tensors to the CPU")
+}
+
+/// Log-sum-exp along a dimension, which is kept with size 1.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LogSumExp {
+    pub name: &'static str,
+    pub dim: D,
+}
+
+impl CustomOp1 for LogSumExp {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let dim = resolve_dim(self.dim, layout.shape(), self.name)?;
+        let lines = Lines::new(layout.shape(), dim);
+        check_dtype(storage.dtype(), self.name)?;
+        let x = Contiguous::new(storage, layout)?;
+        let elements = x.start()..x.start() + lines.elem_count();
+        macro_rules! narrowed {
+            ($xs:ident, $from:path) => {
+                cpu::log_sum_exp(&$xs[elements], lines).into_iter().map($from).collect()
+            };
+        }
+        let out = match x.storage() {
+            CpuStorage::F32(xs) => CpuStorage::F32(cpu::log_sum_exp(&xs[elements], lines)),
+            CpuStorage::F64(xs) => CpuStorage::F64(cpu::log_sum_exp(&xs[elements], lines)),
+            CpuStorage::F16(xs) => CpuStorage::F16(narrowed!(xs, half::f16::from_f32)),
+            CpuStorage::BF16(xs) => CpuStorage::BF16(narrowed!(xs, half::bf16::from_f32)),
+            other => return Err(unsupported_dtype(other.dtype(), self.name)),
+        };
+        Ok((out, reduced(layout.shape(), dim)))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let dim = resolve_dim(self.dim, layout.shape(), self.name)?;
+        let lines = Lines::new(layout.shape(), dim);
+        check_dtype(storage.dtype(), self.name)?;
+        let shape = reduced(layout.shape(), dim);
+        if lines.len == 0 && lines.count() > 0 {
+            let zeros = storage.device().zeros_impl(&shape, storage.dtype())?;
+            return Ok((zeros.affine(&Layout::contiguous(&shape), 1.0, f64::NEG_INFINITY)?, shape));
+        }
+        Ok((crate::cuda::log_sum_exp(self.name, lines, (storage, layout))?, shape))
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        no_cuda(self.name)
+    }
+
+    fn metal_fwd(&self, _: &MetalStorage, _: &Layout) -> Result<(MetalStorage, Shape)> {
+        no_metal(self.name)
+    }
+
+    /// g · softmax(x), which is taken again from x: the result is too coarse where it is large, or in half precision.
+    fn bwd(&self, arg: &Tensor, _: &Tensor, grad_res: &Tensor) -> Result<Option<Tensor>> {
+        Ok(Some(ops::softmax(arg, self.dim)?.broadcast_mul(grad_res)?))
+    }
+}
+
+/// What a loss knows beside the logits.
+#[derive(Clone, Debug)]
+pub(crate) struct Classes {
+    /// The dimension of the logits that the classes lie along.
+    pub dim: usize,
+    /// i64, one for each line, contiguous.
+    pub targets: Tensor,
+    pub ignore_index: i64,
+    /// One for each class, of the dtype computed in, contiguous.
+    pub weights: Option<Tensor>,
+    /// Whether [`SMOOTH`] is asked for.
+    pub smooth: bool,
+}
+
+impl Classes {
+    fn lines(&self, shape: &Shape) -> Lines {
+        Lines::new(shape, self.dim)
+    }
+
+    /// Calls `f` with the classes as slices, once every target that counts is known to be one.
+    fn on_cpu<R: WithDType, O>(
+        &self,
+        name: &'static str,
+        lines: Lines,
+        f: impl FnOnce(cpu::Classes<R>) -> O,
+    ) -> Result<O> {
+        let targets = self.targets.storage_and_layout();
+        let targets = slice_of::<i64>(name, &targets.0, targets.1)?;
+        let out_of_range = |&&t: &&i64| t != self.ignore_index && !(0..lines.len as i64).contains(&t);
+        if let Some(target) = targets.iter().find(out_of_range) {
+            candle_core::bail!(
+                "{name}: target {target} is not one of {} classes (0 to {}), nor the index to ignore, {}",
+                lines.len,
+                lines.len - 1,
+                self.ignore_index
+            )
+        }
+        if targets.len() != lines.count() {
+            candle_core::bail!("{name}: {} targets for {} lines of logits", targets.len(), lines.count())
+        }
+        let weights = self.weights.as_ref().map(Tensor::storage_and_layout);
+        let weights = weights.as_ref().map(|(storage, layout)| slice_of::<R>(name, storage, layout)).transpose()?;
+        let sum_of_weights = match weights {
+            Some(weights) => weights.iter().map(|w| w.to_f64()).sum(),
+            None => lines.len as f64,
+        };
+        Ok(f(cpu::Classes {
+            targets,
+            ignore_index: self.ignore_index,
+            weights,
+            sum_of_weights: R::from_f64(sum_of_weights),
+            smooth: self.smooth,
+        }))
+    }
+}
+
+/// The elements of a contiguous CPU tensor.
+fn slice_of<'a, T: WithDType>(name: &'static str, storage: &'a Storage, layout: &Layout) -> Result<&'a [T]> {
+    match (storage, layout.contiguous_offsets()) {
+        (Storage::Cpu(storage), Some((start, end))) => Ok(&storage.as_slice::<T>()?[start..end]),
+        _ => candle_core::bail!("{name}: targets and weights must be on the CPU and contiguous, as {layout:?} are not"),
+    }
+}
+
+/// [`STATISTICS`] numbers of each line of logits, as a tensor of shape (STATISTICS, lines) of the dtype computed in. An empty
+/// batch counts as one ignored line.
+#[derive(Clone, Debug)]
+pub(crate) struct LineStatistics(pub Classes);
+
+impl LineStatistics {
+    const NAME: &'static str = "cross-entropy";
+
+    fn shape(lines: Lines) -> Shape {
+        (STATISTICS, lines.count().max(1)).into()
+    }
+}
+
+impl CustomOp1 for LineStatistics {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let lines = self.0.lines(layout.shape());
+        let shape = Self::shape(lines);
+        if lines.count() == 0 {
+            let zeros = CpuDevice.zeros_impl(&shape, computed_in(storage.dtype()))?;
+            return Ok((zeros, shape));
+        }
+        let x = Contiguous::new(storage, layout)?;
+        let elements = x.start()..x.start() + lines.elem_count();
+        macro_rules! statistics {
+            ($xs:ident) => {
+                self.0.on_cpu(Self::NAME, lines, |classes| cpu::line_statistics(&$xs[elements], lines, classes))?
+            };
+        }
+        let out = match x.storage() {
+            CpuStorage::F32(xs) => CpuStorage::F32(statistics!(xs)),
+            CpuStorage::F64(xs) => CpuStorage::F64(statistics!(xs)),
+            CpuStorage::F16(xs) => CpuStorage::F32(statistics!(xs)),
+            CpuStorage::BF16(xs) => CpuStorage::F32(statistics!(xs)),
+            other => return Err(unsupported_dtype(other.dtype(), Self::NAME)),
+        };
+        Ok((out, shape))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let lines = self.0.lines(layout.shape());
+        let shape = Self::shape(lines);
+        check_dtype(storage.dtype(), Self::NAME)?;
+        if lines.count() == 0 {
+            return Ok((storage.device().zeros_impl(&shape, computed_in(storage.dtype()))?, shape));
+        }
+        Ok((crate::cuda::line_statistics(Self::NAME, lines, (storage, layout), &self.0)?, shape))
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        no_cuda(Self::NAME)
+    }
+
+    fn metal_fwd(&self, _: &MetalStorage, _: &Layout) -> Result<(MetalStorage, Shape)> {
+        no_metal(Self::NAME)
+    }
+
+    fn bwd(&self, arg: &Tensor, res: &Tensor, grad_res: &Tensor) -> Result<Option<Tensor>> {
+        Ok(Some(arg.apply_op3(res, grad_res, LossBackward(self.0.clone()))?))
+    }
+}
+
+/// The gradient of the logits from their lines' statistics and the gradients of those. It has none itself: candle says so when
+/// a second derivative is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct LossBackward(pub Classes);
+
+impl LossBackward {
+    const NAME: &'static str = "cross-entropy-backward";
+}
+
+impl CustomOp3 for LossBackward {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn cpu_fwd(
+        &self,
+        storage: &CpuStorage,
+        layout: &Layout,
+        statistics: &CpuStorage,
+        statistics_layout: &Layout,
+        gradients: &CpuStorage,
+        gradients_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let shape = layout.shape().clone();
+        let lines = self.0.lines(&shape);
+        if lines.count() == 0 {
+            return Ok((CpuDevice.zeros_impl(&shape, storage.dtype())?, shape));
+        }
+        let x = Contiguous::new(storage, layout)?;
+        let (statistics, gradients) =
+            (Contiguous::new(statistics, statistics_layout)?, Contiguous::new(gradients, gradients_layout)?);
+        let elements = x.start()..x.start() + lines.elem_count();
+        let numbers = STATISTICS * lines.count();
+        macro_rules! backward {
+            ($xs:ident) => {{
+                let statistics = &statistics.storage().as_slice()?[statistics.start()..][..numbers];
+                let gradients = &gradients.storage().as_slice()?[gradients.start()..][..numbers];
+                self.0.on_cpu(Self::NAME, lines, |classes| {
+                    cpu::loss_backward(&$xs[elements], lines, statistics, gradients, classes)
+                })?
+            }};
+        }
+        let out = match x.storage() {
+            CpuStorage::F32(xs) => CpuStorage::F32(backward!(xs)),
+            CpuStorage::F64(xs) => CpuStorage::F64(backward!(xs)),
+            CpuStorage::F16(xs) => CpuStorage::F16(backward!(xs)),
+            CpuStorage::BF16(xs) => CpuStorage::BF16(backward!(xs)),
+            other => return Err(unsupported_dtype(other.dtype(), Self::NAME)),
+        };
+        Ok((out, shape))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        storage: &CudaStorage,
+        layout: &Layout,
+        statistics: &CudaStorage,
+        statistics_layout: &Layout,
+        gradients: &CudaStorage,
+        gradients_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let shape = layout.shape().clone();
+        let numbers = [(statistics, statistics_layout), (gradients, gradients_layout)];
+        let lines = self.0.lines(&shape);
+        Ok((crate::cuda::loss_backward(Self::NAME, lines, (storage, layout), numbers, &self.0)?, shape))
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda_fwd(
+        &self,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        no_cuda(Self::NAME)
+    }
+}
+
+/// The places of the `k` greatest elements along the last dimension, u32, greatest first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TopK {
+    pub name: &'static str,
+    pub k: usize,
+}
+
+impl TopK {
+    fn lines(&self, shape: &Shape) -> Result<(Lines, Shape)> {
+        let last = resolve_dim(D::Minus1, shape, self.name)?;
+        let mut dims = shape.dims().to_vec();
+        dims[last] = self.k;
+        Ok((Lines::new(shape, last), dims.into()))
+    }
+
+    fn on_cpu(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (lines, shape) = self.lines(layout.shape())?;
+        let x = Contiguous::new(storage, layout)?;
+        let elements = x.start()..x.start() + lines.elem_count();
+        let places = match x.storage() {
+            CpuStorage::F32(xs) => cpu::top_k(&xs[elements], lines, self.k),
+            CpuStorage::F64(xs) => cpu::top_k(&xs[elements], lines, self.k),
+            CpuStorage::F16(xs) => cpu::top_k(&xs[elements], lines, self.k),
+            CpuStorage::BF16(xs) => cpu::top_k(&xs[elements], lines, self.k),
+            other => return Err(unsupported_dtype(other.dtype(), self.name)),
+        };
+        Ok((CpuStorage::U32(places), shape))
+    }
+}
+
+/// The CUDA kernel reads a line once for each of the places: more than this are found on the CPU.
+#[cfg(feature = "cuda")]
+const MOST_PASSES: usize = 256;
+
+impl CustomOp1 for TopK {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        self.on_cpu(storage, layout)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        let (lines, shape) = self.lines(layout.shape())?;
+        if self.k > MOST_PASSES {
+            let (places, shape) = self.on_cpu(&storage.to_cpu_storage()?, layout)?;
+            return Ok((storage.device().storage_from_cpu_storage_owned(places)?, shape));
+        }
+        Ok((crate::cuda::top_k(self.name, lines, (storage, layout), self.k)?, shape))
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        no_cuda(self.name)
+    }
+
+    fn metal_fwd(&self, _: &MetalStorage, _: &Layout) -> Result<(MetalStorage, Shape)> {
+        no_metal(self.name)
+    }
+}

@@ -1,0 +1,883 @@
+//! The builder: every option and combination against a reference in f64 that is computed here.
+
+use crate::support::{devices, normal, tensor, values, within_cap, DTYPES};
+use candle_core::{DType, Device, Module, Result, Tensor, Var, D};
+use candle_softmax::{ops, testing, MaskedRows, Softmax};
+use proptest::prelude::*;
+
+/// What is asked of a builder, with the tensors as they are to be on any device.
+#[derive(Clone, Debug)]
+struct Case {
+    scores: Tensor,
+    dim: usize,
+    scale: f64,
+    softcap: Option<f64>,
+    bias: Option<Tensor>,
+    mask: Option<Tensor>,
+    causal: bool,
+    window: Option<(usize, usize)>,
+    sinks: Option<Tensor>,
+    dropout: Option<(f64, u64)>,
+    rows: MaskedRows,
+    log: bool,
+    out: DType,
+}
+
+impl Case {
+    fn new(scores: Tensor) -> Self {
+        let (dim, out) = (scores.rank() - 1, scores.dtype());
+        let rows = MaskedRows::Zero;
+        let (bias, mask, sinks, dropout) = (None, None, None, None);
+        Self {
+            scores,
+            dim,
+            scale: 1.0,
+            softcap: None,
+            bias,
+            mask,
+            causal: false,
+            window: None,
+            sinks,
+            dropout,
+            rows,
+            log: false,
+            out,
+        }
+    }
+
+    fn on(&self, device: &Device) -> Result<Self> {
+        let moved = |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| to(tensor, device)).transpose();
+        let mut case = self.clone();
+        (case.bias, case.mask, case.sinks) = (moved(&self.bias)?, moved(&self.mask)?, moved(&self.sinks)?);
+        case.scores = to(&self.scores, device)?;
+        Ok(case)
+    }
+
+    fn builder(&self) -> Softmax {
+        let mut builder = Softmax::new().dim(self.dim).scale(self.scale).masked_rows(self.rows).out_dtype(self.out);
+        if let Some(cap) = self.softcap {
+            builder = builder.softcap(cap);
+        }
+        if let Some(bias) = &self.bias {
+            builder = builder.bias(bias);
+        }
+        if let Some(mask) = &self.mask {
+            builder = builder.mask(mask);
+        }
+        if self.causal {
+            builder = builder.causal();
+        }
+        if let Some((before, after)) = self.window {
+            builder = builder.window(before, after);
+        }
+        if let Some(sinks) = &self.sinks {
+            builder = builder.sinks(sinks);
+        }
+        if let Some((p, seed)) = self.dropout {
+            builder = builder.dropout(p, seed);
+        }
+        if self.log {
+            builder = builder.log();
+        }
+        builder
+    }
+}
+
+/// With the layout that it has: what it is a view of is moved.
+fn to(tensor: &Tensor, device: &Device) -> Result<Tensor> {
+    if device.is_cpu() {
+        return Ok(tensor.clone());
+    }
+    let moved = tensor.to_device(device)?;
+    // Strides as they were, where that can be had by a permutation or a broadcast.
+    let mut order: Vec<usize> = (0..tensor.rank()).collect();
+    order.sort_by_key(|&d| std::cmp::Reverse(tensor.stride()[d]));
+    let mut back = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(i, &d)| back[d] = i);
+    let moved = moved.permute(order)?.contiguous()?.permute(back)?;
+    let narrow: Vec<usize> = (0..tensor.rank()).filter(|&d| tensor.stride()[d] == 0 && tensor.dims()[d] > 0).collect();
+    narrow.iter().try_fold(moved, |moved, &d| moved.narrow(d, 0, 1))?.broadcast_as(tensor.shape())
+}
+
+/// Philox4x32-7 and what is made of it, once more and one number at a time.
+fn kept(p: f64, seed: u64, line: usize, j: usize) -> bool {
+    let mut counter = [(j / 8) as u32, line as u32, (line as u64 >> 32) as u32, 0];
+    let mut key = [seed as u32, (seed >> 32) as u32];
+    for _ in 0..7 {
+        let product = |a: u32, b: u32| (((u64::from(a) * u64::from(b)) >> 32) as u32, a.wrapping_mul(b));
+        let ((high0, low0), (high1, low1)) = (product(0xd251_1f53, counter[0]), product(0xcd9e_8d57, counter[2]));
+        counter = [high1 ^ counter[1] ^ key[0], low1, high0 ^ counter[3] ^ key[1], low0];
+        key = [key[0].wrapping_add(0x9e37_79b9), key[1].wrapping_add(0xbb67_ae85)];
+    }
+    let bits = counter[j % 8 / 2] >> (j % 2 * 16) & 0xffff;
+    f64::from(bits) >= (p * 65536.0).round()
+}
+
+/// For each element in row-major order.
+struct Reference {
+    /// What is to come out, but for its rounding, …
+    exact: Vec<f64>,
+    /// … and by how much it may be off before that.
+    slack: Vec<f64>,
+    /// Of the scores, logits and sinks, and by how much those may be off.
+    scores_gradient: Vec<(f64, f64)>,
+    logits_gradient: Vec<(f64, f64)>,
+    sinks_gradient: Vec<(f64, f64)>,
+}
+
+/// With `weights` the gradient of the result.
+fn reference(case: &Case, weights: &[f64]) -> Result<Reference> {
+    let dims = case.scores.dims();
+    let spread = |tensor: &Option<Tensor>| match tensor {
+        Some(tensor) => values(&tensor.broadcast_as(dims)?).map(Some),
+        None => Ok(None),
+    };
+    let (x, bias, mask) = (values(&case.scores)?, spread(&case.bias)?, spread(&case.mask)?);
+    let sinks = case.sinks.as_ref().map(values).transpose()?;
+    let (len, inner): (usize, usize) = (dims[case.dim], dims[case.dim + 1..].iter().product());
+    let wide = case.scores.dtype() == DType::F64;
+    let (epsilon, relative, shifted, tiny) =
+        if wide { (2f64.powi(-52), 1e-13, 1e-15, 2e-323) } else { (2f64.powi(-23), 1e-6, 1e-7, 1.3e-43) };
+    let count = x.len();
+    let mut found = Reference {
+        exact: vec![0.0; count],
+        slack: vec![0.0; count],
+        scores_gradient: vec![(0.0, 0.0); count],
+        logits_gradient: vec![(0.0, 0.0); count],
+        sinks_gradient: vec![(0.0, 0.0); sinks.as_ref().map_or(0, Vec::len)],
+    };
+    for (line, start) in (0..count).filter(|i| i / inner % len == 0).enumerate() {
+        let at = |j: usize| start + j * inner;
+        let query = if dims.len() < 2 { 0 } else { start / dims[dims.len() - 1] % dims[dims.len() - 2] };
+        let mut z = vec![0.0; len];
+        let mut slope = vec![0.0; len];
+        let mut size = vec![0.0; len];
+        for j in 0..len {
+            let i = at(j);
+            let scaled = case.scale * x[i];
+            let logit = case.softcap.map_or(scaled, |cap| cap * (scaled / cap).tanh());
+            let cosh = case.softcap.map_or(1.0, |cap| (scaled / cap).cosh());
+            slope[j] = case.scale / (cosh * cosh);
+            let added = bias.as_ref().map_or(0.0, |bias| bias[i]);
+            z[j] = logit + added;
+            size[j] = logit.abs() + added.abs();
+            let key = j as i128;
+            let position = query as i128 + dims[dims.len() - 1] as i128
+                - dims.get(dims.len().wrapping_sub(2)).map_or(1, |&n| n as i128);
+            let (before, after) = case.window.unwrap_or((usize::MAX, usize::MAX));
+            let seen = (!case.causal || key <= position)
+                && key >= position - before as i128
+                && key <= position + after as i128;
+            let masked = mask.as_ref().is_some_and(|mask| mask[i] == 0.0);
+            if masked || (case.causal || case.window.is_some()) && !seen {
+                z[j] = f64::NEG_INFINITY;
+            }
+        }
+        let head = case.sinks.as_ref().map(|_| {
+            let d = dims.len() - 3;
+            start / dims[d + 1..].iter().product::<usize>() % dims[d]
+        });
+        let sink = head.zip(sinks.as_ref()).map(|(head, sinks)| sinks[head]);
+        let max = z.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
+        let empty = max == f64::NEG_INFINITY && !z.iter().chain(&sink).any(|z| z.is_nan());
+        let sum: f64 = z.iter().chain(&sink).map(|z| (z - max).exp()).sum();
+        let takes_part = |j: &usize| z[*j] != f64::NEG_INFINITY;
+        let largest = (0..len).filter(takes_part).map(|j| size[j]).chain(sink.map(f64::abs)).fold(0.0, f64::max);
+        let factor = |j: usize| match case.dropout {
+            Some((p, seed)) if !kept(p, seed, line, j) => 0.0,
+            Some((p, _)) => 65536.0 / (65536.0 - (p * 65536.0).round()),
+            None => 1.0,
+        };
+        let share = |j: usize| if empty { 0.0 } else { (z[j] - max).exp() / sum };
+        let g: Vec<f64> = (0..len).map(|j| if takes_part(&j) { weights[at(j)] * factor(j) } else { 0.0 }).collect();
+        let (total, total_size) = (0..len).fold((0.0, 0.0), |(total, size): (f64, f64), j| {
+            let term = if case.log { g[j] } else { g[j] * share(j) };
+            (total + term, size + term.abs())
+        });
+        let off = relative + 4.0 * epsilon * 2.0 * largest;
+        for j in 0..len {
+            let (i, p) = (at(j), share(j));
+            let distance = if takes_part(&j) { (z[j] - max).abs() } else { 0.0 };
+            let off = off + shifted * distance;
+            let log = if empty { f64::NEG_INFINITY } else { z[j] - max - sum.ln() };
+            (found.exact[i], found.slack[i]) = match (empty, case.rows) {
+                (true, MaskedRows::Nan) if sink.is_none() => (f64::NAN, 0.0),
+                _ if case.log && log == f64::NEG_INFINITY => (log, 0.0),
+                _ if case.log => (log, off + 3e-7 * log.abs() * relative / 1e-6),
+                // A dropped element is 0 whatever it was.
+                _ if factor(j) == 0.0 => (0.0, 0.0),
+                _ => (p * factor(j), p * factor(j) * off + tiny),
+            };
+            if takes_part(&j) {
+                let gradient = if case.log { g[j] - p * total } else { p * (g[j] - total) };
+                let size = if case.log { g[j].abs() + p * total_size } else { p * (g[j].abs() + total_size) };
+                // Slopes are exact to a few units of what they are the slope of.
+                let off = 4.0 * off + 1e-12 + 1e-5 * f64::from(u8::from(!wide));
+                found.logits_gradient[i] = (gradient, size * off + 1e-30);
+                found.scores_gradient[i] = (
+                    gradient * slope[j],
+                    size * slope[j].abs() * (off + 8.0 * epsilon * size_of_slope(case, x[i])) + 1e-30,
+                );
+            }
+        }
+        if let (Some(head), Some(sink)) = (head, sink) {
+            let p = if max == f64::NEG_INFINITY { 0.0 } else { (sink - max).exp() / sum };
+            let sums = &mut found.sinks_gradient[head];
+            sums.0 -= p * total;
+            sums.1 += p * total_size * (4.0 * off + 1e-5 * f64::from(u8::from(!wide)) + 1e-12) + 1e-30;
+        }
+    }
+    Ok(found)
+}
+
+/// What the error of 1 − tanh² is relative to.
+fn size_of_slope(case: &Case, x: f64) -> f64 {
+    case.softcap.map_or(1.0, |cap| 2.0 + 2.0 * (case.scale * x / cap).abs())
+}
+
+/// Fails unless each of `found` is what is expected, off by no more than that and the rounding to `dtype`.
+fn check_values(what: &str, case: &Case, dtype: DType, found: &[f64], expected: &[(f64, f64)]) -> Result<()> {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let ends = |sign: f64| -> Result<Vec<f64>> {
+        let ends: Vec<f64> = expected.iter().map(|(exact, slack)| exact + sign * slack).collect();
+        values(&tensor(&ends, ends.len(), dtype, &Device::Cpu)?)
+    };
+    for (i, ((found, expected), (low, high))) in
+        found.iter().zip(expected).zip(ends(-1.0)?.into_iter().zip(ends(1.0)?)).enumerate()
+    {
+        let good = (low..=high).contains(found) || found.is_nan() && expected.0.is_nan();
+        assert!(
+            good,
+            "{what}: {found:e} for {:e} ± {:e}, element {i} of {:?}, {case:?}",
+            expected.0,
+            expected.1,
+            case.scores.shape()
+        );
+    }
+    Ok(())
+}
+
+/// Result, result in place and gradients on every device.
+fn check(case: &Case) -> Result<()> {
+    let count = case.scores.elem_count();
+    if !within_cap(count) {
+        return Ok(());
+    }
+    let weights = tensor(&normal(count, 1.0, 99), case.scores.shape(), case.out, &Device::Cpu)?;
+    let reference = reference(case, &values(&weights)?)?;
+    let expected: Vec<_> = reference.exact.iter().copied().zip(reference.slack.iter().copied()).collect();
+    for device in devices() {
+        let case = case.on(&device)?;
+        let var = |tensor: &Option<Tensor>| tensor.as_ref().map(Var::from_tensor).transpose();
+        // A variable is contiguous; the views are of it.
+        let scores = Var::from_tensor(&case.scores)?;
+        let (bias, sinks) = (var(&case.bias)?, var(&case.sinks)?);
+        let mut tracked = case.clone();
+        tracked.bias = bias.as_ref().map(|bias| bias.as_tensor().clone());
+        tracked.sinks = sinks.as_ref().map(|sinks| sinks.as_tensor().clone());
+
+        let out = case.builder().forward(&case.scores)?;
+        assert_eq!((out.dtype(), out.shape(), out.track_op()), (case.out, case.scores.shape(), false));
+        assert!(out.is_contiguous());
+        check_values("result", &case, case.out, &values(&out)?, &expected)?;
+
+        if case.out == case.scores.dtype() {
+            let over = case.scores.copy()?.contiguous()?;
+            case.builder().forward_inplace(&over)?;
+            check_values("in place", &case, case.out, &values(&over)?, &expected)?;
+        }
+
+        let grads = (tracked.builder().forward(&scores)? * weights.to_device(&device)?)?.sum_all()?.backward()?;
+        let gradient = |var: &Var| -> Result<Vec<f64>> {
+            let gradient = grads.get(var).expect("a gradient");
+            assert_eq!((gradient.dtype(), gradient.shape()), (case.scores.dtype(), var.shape()));
+            values(gradient)
+        };
+        let dtype = case.scores.dtype();
+        check_values("gradient of the scores", &case, dtype, &gradient(&scores)?, &reference.scores_gradient)?;
+        if let Some(sinks) = &sinks {
+            check_values("gradient of the sinks", &case, dtype, &gradient(sinks)?, &reference.sinks_gradient)?;
+        }
+        if let Some(bias) = &bias {
+            // Each element of the scores is one of the bias, by its number.
+            let numbers: Vec<f64> = (0..bias.elem_count()).map(|i| i as f64).collect();
+            let numbers = tensor(&numbers, bias.shape(), DType::F64, &Device::Cpu)?;
+            let numbers = values(&numbers.broadcast_as(case.scores.shape())?)?;
+            let mut sums = vec![(0.0, 0.0); bias.elem_count()];
+            for (number, (gradient, slack)) in numbers.iter().zip(&reference.logits_gradient) {
+                let sum = &mut sums[*number as usize];
+                *sum = (
+                    sum.0 + gradient,
+                    sum.1 + slack + 1e-7 * gradient.abs() * f64::from(u8::from(dtype != DType::F64)),
+                );
+            }
+            check_values("gradient of the bias", &case, dtype, &gradient(bias)?, &sums)?;
+        }
+    }
+    Ok(())
+}
+
+fn make(shape: &[usize], scale: f64, seed: u64, dtype: DType) -> Result<Tensor> {
+    tensor(&normal(shape.iter().product(), scale, seed), shape, dtype, &Device::Cpu)
+}
+
+fn mask(shape: &[usize], seed: u64) -> Result<Tensor> {
+    let keep =
+        normal(shape.iter().product(), 1.0, seed).into_iter().map(|x| u8::from(x > -0.3) * 3).collect::<Vec<_>>();
+    Tensor::from_vec(keep, shape, &Device::Cpu)
+}
+
+/// Lengths about the vectors, blocks and lines that are held.
+const LENGTHS: [usize; 16] = [1, 2, 7, 8, 9, 15, 16, 17, 100, 511, 513, 1025, 2048, 8191, 20_000, 33_001];
+
+#[test]
+fn each_option_at_each_length() -> Result<()> {
+    for (i, &len) in LENGTHS.iter().enumerate() {
+        for dtype in DTYPES {
+            let seed = i as u64;
+            let (heads, queries) = (2, if len > 1000 { 1 } else { 5 });
+            let shape = [1, heads, queries, len];
+            let plain = Case::new(make(&shape, 3.0, seed, dtype)?);
+            check(&plain)?;
+            check(&Case { scale: 0.125, ..plain.clone() })?;
+            check(&Case { softcap: Some(2.0), scale: 0.5, ..plain.clone() })?;
+            check(&Case { causal: true, ..plain.clone() })?;
+            check(&Case { window: Some((len / 2, 3)), ..plain.clone() })?;
+            check(&Case { dropout: Some((0.3, 77)), ..plain.clone() })?;
+            check(&Case { log: true, ..plain.clone() })?;
+            check(&Case { sinks: Some(make(&[heads], 2.0, seed, dtype)?), ..plain.clone() })?;
+            for shape in
+                [vec![1, heads, queries, len], vec![heads, 1, len], vec![heads, queries, 1], vec![len], vec![1]]
+            {
+                check(&Case { bias: Some(make(&shape, 2.0, seed + 1, dtype)?), ..plain.clone() })?;
+                check(&Case { mask: Some(mask(&shape, seed + 2)?), ..plain.clone() })?;
+            }
+            for out in DTYPES {
+                check(&Case { out, log: i % 2 == 0, ..plain.clone() })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn lines_along_other_dimensions() -> Result<()> {
+    for (i, shape) in
+        [[2, 3, 4, 5], [1, 2, 40, 600], [3, 17, 2, 9], [1, 1, 1030, 3], [2, 9, 1, 1]].into_iter().enumerate()
+    {
+        for dtype in DTYPES {
+            for dim in 0..4 {
+                let seed = (i * 4 + dim) as u64;
+                let plain = Case { dim, ..Case::new(make(&shape, 3.0, seed, dtype)?) };
+                let full = Case {
+                    scale: 0.3,
+                    softcap: Some(3.0),
+                    bias: Some(make(&[shape[1], 1, shape[3]], 1.0, seed, dtype)?),
+                    mask: Some(mask(&[shape[0], 1, shape[2], shape[3]], seed)?),
+                    sinks: (dim != 1).then(|| make(&[shape[1]], 1.0, seed, dtype)).transpose()?,
+                    dropout: Some((0.4, seed)),
+                    ..plain.clone()
+                };
+                check(&plain)?;
+                check(&full)?;
+                check(&Case { log: true, dropout: None, mask: Some(mask(&[shape[2], 1], seed)?), ..full })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Split over threads (and on the way there, through both passes again), in rows and in strips.
+#[test]
+fn long_lines() -> Result<()> {
+    for (shape, dim) in [(vec![1, 1, 300_001], 2), (vec![2, 140_000], 1), (vec![1, 90_001, 3], 1)] {
+        let plain = Case { dim, ..Case::new(make(&shape, 3.0, 1, DType::F32)?) };
+        let bias = Some(
+            make(&shape[dim..dim + 1], 1.0, 2, DType::F32)?
+                .reshape([&[shape[dim]], &vec![1; shape.len() - dim - 1][..]].concat())?,
+        );
+        let dropout = Some((0.1, 5));
+        check(&Case { bias, dropout, scale: 0.5, mask: Some(mask(&shape, 3)?), ..plain.clone() })?;
+        check(&Case { log: true, softcap: Some(5.0), ..plain.clone() })?;
+        if dim + 1 == shape.len() {
+            check(&Case { window: Some((100_000, 0)), ..plain })?;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone, Debug)]
+struct Drawn {
+    shape: Vec<usize>,
+    dim: usize,
+    dtype: DType,
+    out: DType,
+    seed: u64,
+    options: u32,
+    broadcasts: [u8; 2],
+    view: u8,
+}
+
+fn drawn() -> impl Strategy<Value = Drawn> {
+    let length = prop_oneof![6 => 1usize..40, 2 => 120usize..140, 2 => 500usize..530, 1 => 2040usize..2060, 1 => 8190usize..8200];
+    let dtypes = || prop::sample::select(DTYPES.to_vec());
+    let sizes = prop::collection::vec(1usize..6, 4);
+    let which = (any::<u64>(), any::<u32>(), any::<[u8; 2]>(), 0u8..4);
+    (1usize..=4, length, any::<prop::sample::Index>(), sizes, dtypes(), dtypes(), which).prop_map(
+        |(rank, len, dim, mut shape, dtype, out, (seed, options, broadcasts, view))| {
+            shape.truncate(rank);
+            let dim = dim.index(rank);
+            shape[dim] = len;
+            Drawn {
+                shape,
+                dim,
+                dtype,
+                out: if options & 512 == 0 { dtype } else { out },
+                seed,
+                options,
+                broadcasts,
+                view,
+            }
+        },
+    )
+}
+
+/// A tensor of a shape that broadcasts to `shape`: bits say which dimensions are 1, and how many there are.
+fn broadcastable(shape: &[usize], bits: u8, make: impl Fn(&[usize]) -> Result<Tensor>) -> Result<Tensor> {
+    let dims: Vec<usize> = shape.iter().enumerate().map(|(d, &n)| if bits >> d & 1 == 1 { 1 } else { n }).collect();
+    let dims = &dims[(bits >> 4) as usize % dims.len()..];
+    match bits >> 6 {
+        // Swapped dimensions, …
+        1 if dims.len() > 1 => {
+            let mut swapped = dims.to_vec();
+            swapped.swap(0, dims.len() - 1);
+            make(&swapped)?.transpose(0, dims.len() - 1)
+        }
+        // … a part of a larger one, or one row seen many times.
+        2 => {
+            let mut larger = dims.to_vec();
+            larger[dims.len() - 1] += 3;
+            make(&larger)?.narrow(dims.len() - 1, 2, dims[dims.len() - 1])
+        }
+        3 => make(&dims[dims.len() - 1..])?.broadcast_as(dims),
+        _ => make(dims),
+    }
+}
+
+fn case(drawn: &Drawn) -> Result<Case> {
+    let Drawn { shape, dim, dtype, out, seed, options, broadcasts, view } = drawn.clone();
+    let scores = match view {
+        1 => {
+            let mut swapped = shape.clone();
+            swapped.swap(0, dim);
+            make(&swapped, 3.0, seed, dtype)?.transpose(0, dim)?
+        }
+        2 => {
+            let mut larger = shape.clone();
+            larger[dim] += 2;
+            make(&larger, 3.0, seed, dtype)?.narrow(dim, 1, shape[dim])?
+        }
+        _ => make(&shape, 3.0, seed, dtype)?,
+    };
+    let has = |bit: u32| options >> bit & 1 == 1;
+    let last = dim + 1 == shape.len() && shape.len() > 1;
+    let log = has(0);
+    let around = seed as usize % 9;
+    Ok(Case {
+        scores,
+        dim,
+        scale: if has(1) { -0.7 } else { 1.0 },
+        softcap: has(2).then_some(4.0),
+        bias: has(3)
+            .then(|| broadcastable(&shape, broadcasts[0], |shape| make(shape, 2.0, seed ^ 1, dtype)))
+            .transpose()?,
+        mask: has(4).then(|| broadcastable(&shape, broadcasts[1], |shape| mask(shape, seed ^ 2))).transpose()?,
+        causal: last && has(5),
+        window: (last && has(6)).then_some((around, if has(10) { usize::MAX } else { 2 })),
+        sinks: (has(7) && shape.len() > 2 && dim + 3 != shape.len())
+            .then(|| make(&shape[shape.len() - 3..shape.len() - 2], 1.0, seed ^ 3, dtype))
+            .transpose()?,
+        dropout: (has(8) && !log).then_some((0.2, seed)),
+        rows: if has(11) && !has(8) { MaskedRows::Nan } else { MaskedRows::Zero },
+        log,
+        out,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if within_cap(1_000_000) { 400 } else { 40 }, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_combination(drawn in drawn()) {
+        check(&case(&drawn).unwrap()).unwrap();
+    }
+
+    /// In f64, where both are right to 1e-12: results and gradients.
+    #[test]
+    fn the_composed_form(drawn in drawn()) {
+        let case = case(&Drawn { dtype: DType::F64, out: DType::F64, ..drawn }).unwrap();
+        compare_with_composed(&Case { rows: MaskedRows::Zero, ..case }).unwrap();
+    }
+}
+
+fn compare_with_composed(case: &Case) -> Result<()> {
+    if !within_cap(case.scores.elem_count()) {
+        return Ok(());
+    }
+    let weights = make(case.scores.dims(), 1.0, 98, DType::F64)?;
+    for device in devices() {
+        let mut case = case.on(&device)?;
+        let scores = Var::from_tensor(&case.scores)?;
+        let var = |tensor: &Option<Tensor>| tensor.as_ref().map(Var::from_tensor).transpose();
+        let (bias, sinks) = (var(&case.bias)?, var(&case.sinks)?);
+        case.bias = bias.as_ref().map(|bias| bias.as_tensor().clone());
+        case.sinks = sinks.as_ref().map(|sinks| sinks.as_tensor().clone());
+        let ours = case.builder().forward(&scores)?;
+        let composed = testing::composed(&case.builder(), &scores)?;
+        let close = |what: &str, a: &Tensor, b: &Tensor| -> Result<()> {
+            for (a, b) in values(a)?.into_iter().zip(values(b)?) {
+                assert!(a == b || (a - b).abs() <= 1e-11 * (1.0 + b.abs()), "{what}: {a} and composed {b}, {case:?}");
+            }
+            Ok(())
+        };
+        close("result", &ours, &composed)?;
+        let weights = weights.to_device(&device)?;
+        let backward = |out: Tensor| (out * &weights)?.sum_all()?.backward();
+        let (ours, composed) = (backward(ours)?, backward(composed)?);
+        for (what, var) in [("scores", Some(&scores)), ("bias", bias.as_ref()), ("sinks", sinks.as_ref())] {
+            if let Some(var) = var {
+                let (Some(ours), Some(composed)) = (ours.get(var), composed.get(var)) else {
+                    panic!("no gradient of {what}")
+                };
+                close(what, ours, composed)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Σ w · result, by the central difference for each element of scores, bias and sinks.
+#[test]
+fn gradients_are_finite_differences() -> Result<()> {
+    let (b, h, q, k) = (2, 3, 4, 5);
+    let f = DType::F64;
+    let plain = Case::new(make(&[b, h, q, k], 2.0, 1, f)?);
+    let all = Case {
+        scale: 0.7,
+        softcap: Some(1.5),
+        bias: Some(make(&[1, h, q, k], 1.0, 2, f)?),
+        mask: Some(mask(&[b, 1, q, k], 3)?),
+        sinks: Some(make(&[h], 1.0, 4, f)?),
+        ..plain.clone()
+    };
+    let cases = [
+        Case { causal: true, dropout: Some((0.3, 9)), ..all.clone() },
+        Case { log: true, window: Some((2, 1)), ..all.clone() },
+        Case { bias: Some(make(&[b, 1, 1, k], 1.0, 5, f)?), dim: 3, ..all.clone() },
+        Case { bias: Some(make(&[q, 1], 1.0, 5, f)?), dim: 2, dropout: Some((0.5, 1)), ..all.clone() },
+        Case { dim: 0, log: true, ..all },
+    ];
+    let weights = make(&[b, h, q, k], 1.0, 6, f)?;
+    for (device, case) in devices().iter().flat_map(|device| cases.iter().map(move |case| (device, case))) {
+        let case = case.on(device)?;
+        let weights = values(&weights)?;
+        // What is masked is -inf in the logarithm, and has no part in the sum.
+        let loss = |case: &Case| -> Result<f64> {
+            let out = values(&case.builder().forward(&case.scores)?)?;
+            Ok(out.iter().zip(&weights).filter(|(out, _)| out.is_finite()).map(|(out, w)| out * w).sum())
+        };
+        let (Some(bias), Some(sinks)) = (&case.bias, &case.sinks) else { unreachable!() };
+        let vars = [&case.scores, bias, sinks].map(|tensor| Var::from_tensor(tensor).unwrap());
+        let with = |tensors: [Tensor; 3]| {
+            let [scores, bias, sinks] = tensors;
+            Case { scores, bias: Some(bias), sinks: Some(sinks), ..case.clone() }
+        };
+        let tracked = with(vars.each_ref().map(|var| var.as_tensor().clone()));
+        let weights = tensor(&weights, (b, h, q, k), f, device)?;
+        let grads = (tracked.builder().forward(&tracked.scores)? * weights)?.sum_all()?.backward()?;
+        for (n, var) in vars.iter().enumerate() {
+            let found = values(grads.get(var).expect("a gradient"))?;
+            let before = values(var)?;
+            for i in 0..before.len() {
+                let step = 1e-5;
+                let moved = |by: f64| -> Result<f64> {
+                    let mut after = before.clone();
+                    after[i] += by;
+                    let mut tensors = vars.each_ref().map(|var| var.as_detached_tensor());
+                    tensors[n] = tensor(&after, var.shape(), f, device)?;
+                    loss(&with(tensors))
+                };
+                let slope = (moved(step)? - moved(-step)?) / (2.0 * step);
+                assert!((found[i] - slope).abs() < 1e-8, "tensor {n}, element {i}: {} for {slope}, {case:?}", found[i]);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn lines_in_which_nothing_takes_part() -> Result<()> {
+    let inf = f32::INFINITY;
+    for device in devices() {
+        // Nothing by the mask, nothing by the scores, nothing by either, something.
+        let scores = Tensor::new(&[[1f32, 2., 3.], [-inf, -inf, -inf], [5., -inf, -inf], [-inf, 0., 0.]], &device)?;
+        let keep = Tensor::new(&[[0u8, 0, 0], [1, 1, 1], [0, 1, 1], [1, 1, 1]], &device)?;
+        for across in [false, true] {
+            let turned = |tensor: &Tensor| if across { tensor.t()?.contiguous() } else { Ok(tensor.clone()) };
+            let (scores, keep) = (Var::from_tensor(&turned(&scores)?)?, turned(&keep)?);
+            let softmax = Softmax::new().dim(usize::from(!across)).mask(&keep);
+            let rows = |out: &Tensor| if across { out.t()?.to_vec2::<f32>() } else { out.to_vec2::<f32>() };
+
+            let out = softmax.forward(&scores)?;
+            assert_eq!(rows(&out)?, [[0.0; 3], [0.0; 3], [0.0; 3], [0.0, 0.5, 0.5]]);
+            let grads = out.sqr()?.sum_all()?.backward()?;
+            let gradient = rows(grads.get(&scores).expect("a gradient"))?;
+            assert!(gradient.iter().flatten().all(|g| g.abs() < 1e-6), "{gradient:?}");
+
+            let log = rows(&softmax.clone().log().forward(&scores)?)?;
+            assert_eq!(log[..3], [[-inf; 3]; 3]);
+            for softmax in [softmax.clone(), softmax.clone().log()] {
+                let out = rows(&softmax.masked_rows(MaskedRows::Nan).forward(&scores)?)?;
+                assert!(out[..3].iter().flatten().all(|p| p.is_nan()) && !out[3][1].is_nan(), "{out:?}");
+            }
+
+            // A gradient that is no number where nothing takes part does not count.
+            let w = Tensor::new(&[[f32::NAN; 3], [inf; 3], [f32::NAN; 3], [f32::NAN, 1., 2.]], &device)?;
+            for softmax in [softmax.clone(), softmax.clone().log()] {
+                let grads = (softmax.forward(&scores)? * turned(&w)?)?.sum_all()?.backward()?;
+                let gradient = rows(grads.get(&scores).expect("a gradient"))?;
+                assert_eq!(gradient[..3], [[0.0; 3]; 3]);
+                assert!(gradient[3][0] == 0.0 && gradient[3][1] < 0.0 && gradient[3][2] > 0.0, "{gradient:?}");
+            }
+        }
+        // The rule of the functions.
+        assert!(ops::softmax(&scores, 1)?.get(1)?.to_vec1::<f32>()?[0].is_nan());
+    }
+    Ok(())
+}
+
+#[test]
+fn no_line_with_a_sink_is_empty() -> Result<()> {
+    let inf = f32::INFINITY;
+    for device in devices() {
+        let scores = Tensor::full(-inf, (1, 2, 1, 3), &device)?;
+        for sinks in [[0f32, 1.], [-inf, -inf]] {
+            let sinks = Var::new(&sinks, &device)?;
+            for rows in [MaskedRows::Zero, MaskedRows::Nan] {
+                let softmax = Softmax::new().sinks(&sinks).masked_rows(rows);
+                let out = softmax.forward(&scores)?;
+                assert_eq!(values(&out)?, [0.0; 6]);
+                assert_eq!(values(&softmax.log().forward(&scores)?)?, [f64::NEG_INFINITY; 6]);
+                let grads = out.sum_all()?.backward()?;
+                assert_eq!(values(grads.get(&sinks).expect("a gradient"))?, [0.0; 2]);
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_nan_that_is_masked_does_not_count() -> Result<()> {
+    for device in devices() {
+        let values_of = |softmax: Softmax, scores: &[f32; 3]| -> Result<Vec<f64>> {
+            values(&softmax.forward(&Tensor::new(scores, &device)?.unsqueeze(0)?)?)
+        };
+        let keep = Tensor::new(&[1u8, 1, 0], &device)?;
+        for bad in [f32::NAN, f32::INFINITY] {
+            assert_eq!(values_of(Softmax::new().mask(&keep), &[1.0, 1.0, bad])?, [0.5, 0.5, 0.0]);
+            assert!(values_of(Softmax::new().mask(&keep), &[bad, 1.0, 1.0])?[..2].iter().all(|p| p.is_nan()));
+            let softcap = Softmax::new().softcap(1.0).mask(&keep);
+            assert_eq!(values_of(softcap, &[1.0, 1.0, bad])?, [0.5, 0.5, 0.0]);
+            assert_eq!(values_of(Softmax::new().window(1, 0), &[bad, 1.0, 1.0])?, [0.0, 0.5, 0.5]);
+            let bias = Tensor::new(&[0f32, 0., bad], &device)?;
+            assert_eq!(values_of(Softmax::new().bias(&bias).mask(&keep), &[1.0; 3])?, [0.5, 0.5, 0.0]);
+            // Its gradient is 0, and so are not those of the others NaN.
+            let scores = Var::new(&[1f32, 2.0, bad], &device)?;
+            for softmax in [Softmax::new(), Softmax::new().softcap(3.0), Softmax::new().log()] {
+                let grads = softmax.mask(&keep).forward(&scores)?.narrow(0, 0, 1)?.sum_all()?.backward()?;
+                let gradient = values(grads.get(&scores).expect("a gradient"))?;
+                assert!(gradient[2] == 0.0 && gradient[0] > 0.0 && gradient[1] < 0.0, "{gradient:?}");
+            }
+        }
+        // NaN alone is no empty line.
+        let nan = values_of(Softmax::new(), &[f32::NAN, f32::NEG_INFINITY, f32::NEG_INFINITY])?;
+        assert!(nan[0].is_nan());
+        // tanh bends what is infinite into the cap.
+        let bent = values_of(Softmax::new().softcap(2.0), &[f32::INFINITY, 1e30, 1e30])?;
+        assert!(bent.iter().all(|p| (p - 1.0 / 3.0).abs() < 1e-7), "{bent:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn dropout() -> Result<()> {
+    let shape = (64, 1000);
+    let scores = make(&[shape.0, shape.1], 1.0, 1, DType::F32)?;
+    let dropped = |p: f64, seed: u64, device: &Device| -> Result<Vec<bool>> {
+        let out = Softmax::new().dropout(p, seed).forward(&scores.to_device(device)?)?;
+        Ok(values(&out)?.into_iter().map(|p| p == 0.0).collect())
+    };
+    for device in devices() {
+        for p in [0.0, 0.001, 0.25, 0.5, 0.9, 0.999_999] {
+            let dropped_here = dropped(p, 5, &device)?;
+            assert_eq!(dropped_here, dropped(p, 5, &Device::Cpu)?, "another mask on {device:?}");
+            let count = dropped_here.iter().filter(|&&dropped| dropped).count() as f64;
+            let (n, p) = ((shape.0 * shape.1) as f64, (p * 65536.0).round().min(65535.0) / 65536.0);
+            assert!((count - n * p).abs() <= 5.0 * (n * p * (1.0 - p)).sqrt(), "{count} of {n} with p = {p}");
+        }
+        assert_ne!(dropped(0.5, 5, &device)?, dropped(0.5, 6, &device)?);
+        assert_ne!(dropped(0.5, 5, &device)?, dropped(0.5, 5 + (1 << 32), &device)?);
+        // Neighbours and lines do not follow each other: correlations of a fair coin's.
+        let dropped = dropped(0.5, 7, &device)?;
+        for step in [1, 2, 8, 16, 1000, 8000] {
+            let same = dropped.iter().zip(&dropped[step..]).filter(|(a, b)| a == b).count() as f64;
+            let n = (dropped.len() - step) as f64;
+            assert!((same - n / 2.0).abs() < 5.0 * (n / 4.0).sqrt(), "{same} of {n} as {step} before");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn tracked_or_an_error() -> Result<()> {
+    for device in devices() {
+        let plain =
+            |shape: &[usize], seed| make(shape, 1.0, seed, DType::F32).and_then(|tensor| tensor.to_device(&device));
+        let scores = plain(&[1, 2, 3, 4], 1)?;
+        let (bias, sinks) = (plain(&[3, 4], 2)?, plain(&[2], 3)?);
+        let (scores_var, bias_var, sinks_var) =
+            (Var::from_tensor(&scores)?, Var::from_tensor(&bias)?, Var::from_tensor(&sinks)?);
+        let softmax = Softmax::new().bias(&bias).sinks(&sinks);
+        assert!(!softmax.forward(&scores)?.track_op());
+        assert!(softmax.forward(&scores_var)?.track_op());
+        // Only what is a variable gets a gradient.
+        let tracked = Softmax::new().bias(&bias).sinks(&sinks_var).forward(&scores)?;
+        let grads = tracked.sqr()?.sum_all()?.backward()?;
+        assert!(grads.get(&sinks_var).is_some() && grads.get(&bias).is_none() && grads.get(&scores).is_none());
+        for tracked in
+            [Softmax::new().bias(&bias_var).forward(&scores)?, Softmax::new().sinks(&sinks_var).forward(&scores)?]
+        {
+            assert!(tracked.track_op());
+        }
+        // A module, and a clone, are the same.
+        assert_eq!(values(&Module::forward(&softmax.clone(), &scores)?)?, values(&softmax.forward(&scores)?)?);
+        // Twice is not silently nothing.
+        let grads = softmax.forward(&scores_var)?.sqr()?.sum_all()?.backward()?;
+        let error =
+            grads.get(&scores_var).expect("a gradient").sum_all()?.backward().map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("fused-softmax-backward"), "{error}");
+        let grads = Softmax::new().bias(&bias_var).forward(&scores)?.sqr()?.sum_all()?.backward()?;
+        assert!(grads.get(&bias_var).expect("a gradient").sum_all()?.backward().is_err());
+    }
+    Ok(())
+}
+
+#[test]
+fn empty_tensors() -> Result<()> {
+    for device in devices() {
+        for shape in [[0, 2, 3, 4], [2, 2, 0, 4], [2, 2, 3, 0], [2, 0, 3, 4]] {
+            let scores = Var::zeros(&shape[..], DType::F32, &device)?;
+            let bias = Var::zeros((1, shape[3]), DType::F32, &device)?;
+            let sinks = Var::zeros(shape[1], DType::F32, &device)?;
+            // candle fills no empty tensor on CUDA, nor does it sum one.
+            let keep = Tensor::zeros((1, shape[3]), DType::U8, &device)?;
+            let softmax = Softmax::new().causal().scale(2.0).softcap(2.0).bias(&bias).sinks(&sinks).mask(&keep);
+            let out = softmax.clone().out_dtype(DType::F16).forward(&scores)?;
+            assert_eq!((out.dims(), out.dtype(), out.track_op()), (&shape[..], DType::F16, true));
+            if device.is_cpu() {
+                let grads = out.sum_all()?.backward()?;
+                for var in [&scores, &bias, &sinks] {
+                    assert_eq!(grads.get(var).map(|gradient| gradient.dims()), Some(var.dims()));
+                }
+            }
+            Softmax::new().causal().forward_inplace(&scores.as_detached_tensor())?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn in_place_errors() -> Result<()> {
+    for device in devices() {
+        let scores = Tensor::zeros((2, 3, 4), DType::F32, &device)?;
+        let fails = |softmax: Softmax, scores: &Tensor, words: &[&str]| {
+            let error = softmax.forward_inplace(scores).unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        };
+        let var = Var::zeros((2, 3, 4), DType::F32, &device)?;
+        fails(Softmax::new(), &var, &["forward_inplace", "gradients"]);
+        fails(Softmax::new().bias(&var), &scores, &["bias", "gradients"]);
+        let sinks = Var::zeros(2, DType::F32, &device)?;
+        fails(Softmax::new().sinks(&sinks), &scores, &["sinks", "gradients"]);
+        fails(Softmax::new().bias(&scores), &scores, &["bias", "memory"]);
+        fails(Softmax::new().bias(&scores.narrow(0, 0, 1)?), &scores, &["bias", "memory"]);
+        fails(Softmax::new().out_dtype(DType::F16), &scores, &["F32", "F16", "out_dtype"]);
+        fails(Softmax::new(), &scores.transpose(0, 2)?, &["contiguous", "forward"]);
+        // Into a part of a tensor
+        let whole = make(&[5, 7], 1.0, 1, DType::F32)?.to_device(&device)?;
+        let before = values(&whole)?;
+        let bias = Tensor::ones(7, DType::F32, &device)?;
+        Softmax::new().bias(&bias).forward_inplace(&whole.narrow(0, 1, 2)?)?;
+        let after = values(&whole)?;
+        assert!(after[..7] == before[..7] && after[21..] == before[21..]);
+        assert!((after[7..14].iter().sum::<f64>() - 1.0).abs() < 1e-6);
+    }
+    Ok(())
+}
+
+#[test]
+fn errors() -> Result<()> {
+    for device in devices() {
+        let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &device);
+        let f = DType::F32;
+        let scores = zeros(&[2, 3, 4, 5], f)?;
+        let fails = |softmax: Softmax, scores: &Tensor, words: &[&str]| {
+            let error = softmax.forward(scores).unwrap_err().to_string();
+            assert!(error.contains("softmax") && words.iter().all(|word| error.contains(word)), "{words:?}: {error}");
+            assert!(softmax.forward_inplace(scores).is_err());
+        };
+        let new = Softmax::new;
+        fails(new(), &zeros(&[], f)?, &["scalar"]);
+        fails(new().dim(4), &scores, &["[2, 3, 4, 5]", "0 to 3"]);
+        fails(new().dim(D::Minus(5)), &scores, &["0 to 3"]);
+        fails(new(), &zeros(&[2, 2], DType::U32)?, &["U32", "to_dtype"]);
+        fails(new().out_dtype(DType::I64), &scores, &["out_dtype", "I64"]);
+        for scale in [f64::NAN, f64::INFINITY, 1e300] {
+            fails(new().scale(scale), &scores, &["scale", "finite"]);
+        }
+        assert!(new().scale(1e300).forward(&zeros(&[2], DType::F64)?).is_ok());
+        for t in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-300] {
+            fails(new().temperature(t), &scores, &["temperature", "above 0"]);
+        }
+        for cap in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-60, 1e60] {
+            fails(new().softcap(cap), &scores, &["softcap", "above 0"]);
+        }
+        for p in [-0.1, 1.0, 1.5, f64::NAN] {
+            fails(new().dropout(p, 0), &scores, &["dropout", "less than 1"]);
+        }
+        fails(new().dropout(0.1, 0).log(), &scores, &["dropout", "log"]);
+        assert!(new().dropout(0.0, 0).log().forward(&scores).is_ok());
+        fails(new().causal(), &zeros(&[5], f)?, &["causal", "[5]", "queries"]);
+        fails(new().window(1, 1), &zeros(&[5], f)?, &["window", "[5]", "queries"]);
+        fails(new().causal().dim(2), &scores, &["causal", "last"]);
+        fails(new().window(1, 1).dim(0), &scores, &["window", "last"]);
+        for shape in [&[2, 5][..], &[3, 4, 4], &[2, 3, 4, 6], &[1, 2, 3, 4, 5]] {
+            fails(new().bias(&zeros(shape, f)?), &scores, &["bias", &format!("{shape:?}"), "[2, 3, 4, 5]"]);
+            fails(new().mask(&zeros(shape, DType::U8)?), &scores, &["mask", &format!("{shape:?}"), "[2, 3, 4, 5]"]);
+        }
+        // It would enlarge them.
+        fails(new().bias(&zeros(&[2, 5], f)?), &zeros(&[1, 5], f)?, &["bias", "broadcast"]);
+        fails(new().bias(&zeros(&[5], DType::F16)?), &scores, &["bias", "F16", "F32", "to_dtype"]);
+        fails(new().mask(&zeros(&[5], f)?), &scores, &["mask", "F32", "U8"]);
+        fails(new().sinks(&zeros(&[3], DType::F64)?), &scores, &["sinks", "F64", "F32"]);
+        fails(new().sinks(&zeros(&[4], f)?), &scores, &["sinks", "[4]", "(3,)"]);
+        fails(new().sinks(&zeros(&[1, 3], f)?), &scores, &["sinks", "[1, 3]", "(3,)"]);
+        fails(new().sinks(&zeros(&[3], f)?), &zeros(&[3, 4], f)?, &["sinks", "[3, 4]", "heads"]);
+        fails(new().sinks(&zeros(&[3], f)?).dim(1), &scores, &["sinks", "dimension 1"]);
+        if !device.is_cpu() {
+            let bias = Tensor::zeros(5, f, &Device::Cpu)?;
+            fails(new().bias(&bias), &scores, &["bias", "Cpu", "to_device"]);
+        }
+    }
+    Ok(())
+}

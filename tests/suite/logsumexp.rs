@@ -1,0 +1,202 @@
+//! Log-sum-exp against an f64 reference, and its gradient.
+
+use crate::support::{devices, normal, tensor, values, within_cap, DTYPES};
+use candle_core::{DType, Device, Result, Tensor, Var, D};
+use candle_softmax::ops;
+
+const INF: f64 = f64::INFINITY;
+const NAN: f64 = f64::NAN;
+
+fn reference(line: &[f64]) -> f64 {
+    let max = line.iter().copied().fold(-INF, f64::max);
+    if line.iter().any(|x| x.is_nan()) {
+        NAN
+    } else if max.is_infinite() {
+        max
+    } else {
+        max + line.iter().map(|x| (x - max).exp()).sum::<f64>().ln()
+    }
+}
+
+/// Fails unless `found` is the log-sum-exp of `line`, to within a few roundings of it or of the dtype.
+fn check_line(line: &[f64], found: f64, dtype: DType, what: &str) {
+    let exact = reference(line);
+    let bound = match dtype {
+        DType::F64 => 1e-13 + 1e-15 * exact.abs(),
+        DType::F32 => 1e-6 + 2e-7 * exact.abs(),
+        DType::F16 => 1e-6 + 5e-4 * exact.abs(),
+        _ => 1e-6 + 4e-3 * exact.abs(),
+    };
+    let good = found == exact || (found.is_nan() && exact.is_nan()) || (found - exact).abs() <= bound;
+    assert!(good, "{what} {dtype:?}, {} elements: {found} for {exact}", line.len());
+}
+
+/// Along `dim`, with and without the dimension kept.
+fn check(xs: &Tensor, dim: usize) -> Result<()> {
+    let (dims, dtype) = (xs.dims(), xs.dtype());
+    let (len, inner): (usize, usize) = (dims[dim], dims[dim + 1..].iter().product());
+    let kept = ops::logsumexp_keepdim(xs, dim)?;
+    let found = ops::logsumexp(xs, dim)?;
+    let mut expected = dims.to_vec();
+    expected[dim] = 1;
+    assert_eq!((kept.dims(), kept.dtype()), (&expected[..], dtype));
+    expected.remove(dim);
+    assert_eq!((found.dims(), found.dtype()), (&expected[..], dtype));
+    let inputs = values(xs)?;
+    for (line, found) in values(&found)?.into_iter().enumerate() {
+        let start = line / inner * len * inner + line % inner;
+        let elements: Vec<f64> = (0..len).map(|j| inputs[start + j * inner]).collect();
+        check_line(&elements, found, dtype, &format!("{:?} {dims:?} dim {dim}, line {line}", xs.device()));
+    }
+    Ok(())
+}
+
+#[test]
+fn lines_of_every_length_and_offset() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            for len in (1..40).chain([100, 255, 511, 512, 513, 520, 1023, 1024, 4097, 8191, 20_000, 128_256]) {
+                let count = 3 * len + 3;
+                if !within_cap(count) || (len > 20_000 && dtype == DType::F64) {
+                    continue;
+                }
+                let xs = tensor(&normal(count, 4.0, len as u64), count, dtype, &device)?;
+                for offset in if len > 1000 { 0..3 } else { 0..2 } {
+                    check(&xs.narrow(0, offset, 3 * len)?.reshape((3, len))?, 1)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn other_dimensions_and_strides() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            for shape in [vec![7], vec![40, 3], vec![2, 300, 5], vec![3, 9, 600], vec![2, 3, 4, 5], vec![1, 20_000, 2]]
+            {
+                let count: usize = shape.iter().product();
+                if !within_cap(count) {
+                    continue;
+                }
+                let xs = tensor(&normal(count, 3.0, 1), shape.clone(), dtype, &device)?;
+                for dim in 0..shape.len() {
+                    check(&xs, dim)?;
+                    check(&xs.transpose(0, D::Minus1)?, dim)?;
+                }
+            }
+            // A line in many parts
+            if within_cap(700_000) {
+                check(&tensor(&normal(700_000, 3.0, 2), (1, 700_000), dtype, &device)?, 1)?;
+                check(&tensor(&normal(700_000, 3.0, 3), (350_000, 2), dtype, &device)?, 0)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn numbers_far_from_zero() -> Result<()> {
+    for device in devices() {
+        for len in [5, 600, 5000] {
+            for offset in [1e4, -1e4, 1e30, -3e38] {
+                let line: Vec<f64> = normal(len, 5.0, 7).iter().map(|x| x + offset).collect();
+                check(&tensor(&line.repeat(2), (2, len), DType::F32, &device)?, 1)?;
+                check(&tensor(&line.repeat(2), (len, 2), DType::F32, &device)?, 0)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn special_values() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            for line in [
+                [-INF; 3],
+                [-INF, 1.0, -INF],
+                [INF, 1.0, 2.0],
+                [INF, -INF, INF],
+                [NAN, 1.0, 2.0],
+                [-INF, NAN, -INF],
+                [INF, NAN, 0.0],
+            ] {
+                for repeats in [1, 20, 700] {
+                    let line = line.repeat(repeats);
+                    let other = normal(line.len(), 1.0, 3);
+                    let both = [line.clone(), other.clone(), line.clone()].concat();
+                    let xs = tensor(&both, (3, line.len()), dtype, &device)?;
+                    check(&xs, 1)?;
+                    check(&xs.t()?.contiguous()?, 0)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn empty_tensors() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            let xs = Var::from_tensor(&Tensor::zeros((2, 0, 3), dtype, &device)?)?;
+            let found = ops::logsumexp(&xs, 1)?;
+            assert_eq!((found.dims(), found.track_op()), (&[2, 3][..], true));
+            assert_eq!(values(&found)?, [-INF; 6]);
+            assert_eq!(ops::logsumexp(&xs, 0)?.dims(), [0, 3]);
+            assert_eq!(ops::logsumexp_keepdim(&xs, 2)?.dims(), [2, 0, 1]);
+            assert_eq!(values(&ops::logsumexp(&Tensor::zeros(0, dtype, &device)?, 0)?)?, [-INF]);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn errors_say_what_would_work() -> Result<()> {
+    let error = |xs: &Tensor, dim| ops::logsumexp(xs, dim).unwrap_err().to_string();
+    let message = error(&Tensor::zeros((2, 3), DType::I64, &Device::Cpu)?, 1);
+    assert!(message.contains("logsumexp") && message.contains("I64") && message.contains("to_dtype"), "{message}");
+    let message = error(&Tensor::zeros((2, 3), DType::F32, &Device::Cpu)?, 2);
+    assert!(message.contains("logsumexp") && message.contains("[2, 3]"), "{message}");
+    let message = error(&Tensor::zeros((), DType::F32, &Device::Cpu)?, 0);
+    assert!(message.contains("scalar"), "{message}");
+    Ok(())
+}
+
+#[test]
+fn gradients() -> Result<()> {
+    for device in devices() {
+        for (shape, dim) in [((3, 7, 1), 1), ((2, 5, 3), 1), ((4, 3, 2), 0)] {
+            let count = shape.0 * shape.1 * shape.2;
+            let logits = normal(count, 2.0, 1);
+            let xs = Var::from_tensor(&tensor(&logits, shape, DType::F64, &device)?)?;
+            let ys = ops::logsumexp(&xs, dim)?;
+            let weights = tensor(&normal(ys.elem_count(), 1.0, 2), ys.shape(), DType::F64, &device)?;
+            let found = (&ys * &weights)?.sum_all()?.backward()?;
+            let found = values(found.get(&xs).expect("a gradient"))?;
+            let loss = |logits: &[f64]| -> Result<f64> {
+                let ys = ops::logsumexp(&tensor(logits, shape, DType::F64, &device)?, dim)?;
+                (ys * &weights)?.sum_all()?.to_scalar()
+            };
+            for (i, found) in found.into_iter().enumerate() {
+                let mut moved = logits.clone();
+                moved[i] += 1e-5;
+                let above = loss(&moved)?;
+                moved[i] -= 2e-5;
+                let slope = (above - loss(&moved)?) / 2e-5;
+                assert!((found - slope).abs() < 1e-8, "{shape:?} dim {dim}, element {i}: {found} for {slope}");
+            }
+        }
+        for dtype in DTYPES {
+            // −∞ beside a number has the gradient 0, and where softmax is NaN it is.
+            let xs = Var::from_tensor(&tensor(&[0.0, -INF, -INF, -INF], (2, 2), dtype, &device)?)?;
+            let grads = ops::logsumexp(&xs, 1)?.sum_all()?.backward()?;
+            let found = values(grads.get(&xs).expect("a gradient"))?;
+            assert_eq!(found[..2], [1.0, 0.0]);
+            assert!(found[2..].iter().all(|g| g.is_nan()));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! The greatest logits against a full sort, and their weights and gradients.
+
+use crate::support::{devices, normal, reference, tensor, values, within_cap, DTYPES};
+use candle_core::{DType, Device, Result, Tensor, Var, D};
+use candle_softmax::ops;
+use std::cmp::Ordering;
+
+/// The places of all elements, greatest first, NaN before anything, equal ones in their order.
+fn sorted(line: &[f64]) -> Vec<u32> {
+    let mut places: Vec<u32> = (0..line.len() as u32).collect();
+    let greater = |a: f64, b: f64| match (a.is_nan(), b.is_nan()) {
+        (true, true) => Ordering::Equal,
+        (true, false) => Ordering::Less,
+        (false, true) => Ordering::Greater,
+        _ => b.partial_cmp(&a).unwrap(),
+    };
+    places.sort_by(|&a, &b| greater(line[a as usize], line[b as usize]));
+    places
+}
+
+fn check(xs: &Tensor, k: usize) -> Result<()> {
+    let len = xs.dim(D::Minus1)?;
+    let inputs = values(xs)?;
+    for renormalise in [true, false] {
+        let (weights, places) = ops::topk_softmax(xs, k, renormalise)?;
+        let mut shape = xs.dims().to_vec();
+        *shape.last_mut().unwrap() = k;
+        assert_eq!((weights.dims(), weights.dtype()), (&shape[..], xs.dtype()));
+        assert_eq!((places.dims(), places.dtype()), (&shape[..], DType::U32));
+        let (weights, places) = (values(&weights)?, places.flatten_all()?.to_vec1::<u32>()?);
+        for ((line, weights), places) in inputs.chunks(len).zip(weights.chunks(k)).zip(places.chunks(k)) {
+            let what = format!("{:?} {:?} {:?}, k = {k}", xs.device(), xs.dtype(), xs.shape());
+            let exact = &sorted(line)[..k];
+            assert_eq!(places, exact, "{what}");
+            let chosen: Vec<f64> = exact.iter().map(|&i| line[i as usize]).collect();
+            let all: Vec<f64> = reference(line).map(|(p, ..)| p).collect();
+            let among: Vec<f64> = reference(&chosen).map(|(p, ..)| p).collect();
+            for (i, &found) in weights.iter().enumerate() {
+                let p = if renormalise { among[i] } else { all[exact[i] as usize] };
+                let bound = match xs.dtype() {
+                    DType::F64 => 1e-12 * p,
+                    DType::F32 => 1e-5 * p + 1e-40,
+                    _ => 8e-3 * p + 1e-7,
+                };
+                assert!((found - p).abs() <= bound || (found.is_nan() && p.is_nan()), "{what}: {found} for {p}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn against_a_sort() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            for (lines, len) in [(5, 1), (33, 8), (7, 64), (3, 257), (2, 1000), (3, 1025), (2, 5000)] {
+                // Whole numbers: many are equal.
+                for values in
+                    [normal(lines * len, 3.0, 1), normal(lines * len, 3.0, 2).iter().map(|x| x.round()).collect()]
+                {
+                    let xs = tensor(&values, (lines, len), dtype, &device)?;
+                    for k in [1, 2, 8, len / 2, len].into_iter().filter(|k| (1..=len).contains(k)) {
+                        check(&xs, k)?;
+                    }
+                }
+            }
+            if within_cap(2 * 128_256) {
+                check(&tensor(&normal(2 * 128_256, 3.0, 3), (2, 128_256), dtype, &device)?, 50)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn shapes_strides_and_special_values() -> Result<()> {
+    const INF: f64 = f64::INFINITY;
+    const NAN: f64 = f64::NAN;
+    for device in devices() {
+        let xs = tensor(&normal(5 * 6 * 7, 2.0, 4), (5, 6, 7), DType::F32, &device)?;
+        check(&xs, 3)?;
+        check(&xs.transpose(0, 2)?, 3)?;
+        check(&xs.narrow(1, 1, 3)?, 2)?;
+        check(&xs.narrow(2, 1, 5)?, 2)?;
+        check(&xs.flatten_all()?, 4)?;
+        for dtype in DTYPES {
+            let lines = [
+                [-INF, 1.0, -INF, 2.0],
+                [-0.0, 0.0, -1.0, 0.0],
+                [NAN, INF, 1.0, NAN],
+                [-NAN, 3.0, NAN, -INF],
+                [-INF; 4],
+            ];
+            let xs = tensor(&lines.concat(), (5, 4), dtype, &device)?;
+            for k in 1..=4 {
+                check(&xs, k)?;
+            }
+        }
+        let (weights, places) = ops::topk_softmax(&Tensor::zeros((0, 4), DType::F32, &device)?, 2, true)?;
+        assert_eq!((weights.dims(), places.dims()), (&[0, 2][..], &[0, 2][..]));
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients() -> Result<()> {
+    for device in devices() {
+        let (shape, k) = ((3, 6), 2);
+        let logits = normal(18, 2.0, 5);
+        let w = tensor(&normal(6, 1.0, 6), (3, k), DType::F64, &device)?;
+        for renormalise in [true, false] {
+            let xs = Var::from_tensor(&tensor(&logits, shape, DType::F64, &device)?)?;
+            let (weights, _) = ops::topk_softmax(&xs, k, renormalise)?;
+            let grads = (weights * &w)?.sum_all()?.backward()?;
+            let found = values(grads.get(&xs).expect("a gradient"))?;
+            let loss = |logits: &[f64]| -> Result<f64> {
+                let (weights, _) = ops::topk_softmax(&tensor(logits, shape, DType::F64, &device)?, k, renormalise)?;
+                (weights * &w)?.sum_all()?.to_scalar()
+            };
+            for (i, found) in found.into_iter().enumerate() {
+                let mut moved = logits.clone();
+                moved[i] += 1e-6;
+                let above = loss(&moved)?;
+                moved[i] -= 2e-6;
+                let slope = (above - loss(&moved)?) / 2e-6;
+                assert!((found - slope).abs() < 1e-7, "{renormalise}, element {i}: {found} for {slope}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn errors_say_what_would_work() -> Result<()> {
+    let xs = Tensor::zeros((2, 3), DType::F32, &Device::Cpu)?;
+    for k in [0, 4] {
+        let message = ops::topk_softmax(&xs, k, true).unwrap_err().to_string();
+        assert!(
+            message.contains("topk-softmax") && message.contains("1 to 3") && message.contains("[2, 3]"),
+            "{message}"
+        );
+    }
+    let message = ops::topk_softmax(&xs.to_dtype(DType::U32)?, 1, true).unwrap_err().to_string();
+    assert!(message.contains("U32"), "{message}");
+    assert!(ops::topk_softmax(&Tensor::zeros((), DType::F32, &Device::Cpu)?, 1, true).is_err());
+    Ok(())
+}
