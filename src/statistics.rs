@@ -4,6 +4,8 @@
 use crate::cpu;
 use crate::lines::{resolve_dim, unsupported_dtype, Contiguous, Lines};
 use crate::op::check_dtype;
+#[cfg(not(feature = "cuda"))]
+use crate::op::no_cuda;
 use crate::ops;
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cpu_backend::CpuDevice;
@@ -44,13 +46,6 @@ fn reduced(shape: &Shape, dim: usize) -> Shape {
     let mut dims = shape.dims().to_vec();
     dims[dim] = 1;
     dims.into()
-}
-
-#[cfg(not(feature = "cuda"))]
-fn no_cuda<T>(op: &'static str) -> Result<T> {
-    candle_core::bail!(
-        "{op}: the tensor is on CUDA, but candle-softmax was built without its `cuda` feature, enable it"
-    )
 }
 
 fn no_metal<T>(op: &'static str) -> Result<T> {

@@ -4,16 +4,13 @@ use super::columns::{self, flat, Strip};
 use super::lanes::{Lanes, Pack};
 use super::level::{Level, Simd, Task};
 use super::memory::{filled, Elements};
-use super::rows::{self, blocks, exp_sum, sum_of, AHEAD_BLOCKS, BLOCK_VECTORS};
+use super::rows::{self, blocks, exp_sum, sum_of, AHEAD, AHEAD_BLOCKS, BLOCK_VECTORS};
 use super::{run, Element, Pass};
 use crate::lines::Lines;
 use crate::state::{CompensatedSum, Number, Real, SoftmaxState};
 use crate::statistics::{self, STATISTICS};
 use std::mem::MaybeUninit;
 use std::ops::Range;
-
-/// How many elements the memory system is to be ahead of the arithmetic.
-const AHEAD: usize = 2048;
 
 /// What a loss knows beside the logits: a target for each line, none of those that count out of range, and a weight for each class.
 #[derive(Clone, Copy)]
