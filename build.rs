@@ -9,11 +9,15 @@ fn main() {
 
 #[cfg(feature = "cuda")]
 mod cuda {
-    use std::fmt::Write;
+    use lzma_rust2::{LzmaOptions, LzmaWriter};
+    use std::collections::BTreeMap;
+    use std::fmt::Write as _;
+    use std::io::Write as _;
     use std::path::{Path, PathBuf};
 
     const ALL: &[&str] = &["f32", "f64", "f16", "bf16"];
     const HALF: &[&str] = &["f16", "bf16"];
+    const ALL_BUT_DOUBLE: &[&str] = &["f32", "f16", "bf16"];
 
     /// (compute capability, source without its ending, dtypes). Everything runs since Turing, but what needs Hopper's own
     /// instructions: clusters, kernels that start before the one they depend on ends, and arithmetic and conversions of half
@@ -29,9 +33,9 @@ mod cuda {
         (75, "kernels/column_any_softmax", ALL),
         (75, "kernels/split_softmax", ALL),
         (75, "kernels/split_any_softmax", ALL),
-        (90, "kernels/warp_softmax", HALF),
-        (90, "kernels/block_softmax", HALF),
-        (90, "kernels/block_any_softmax", HALF),
+        (90, "kernels/warp_softmax", ALL_BUT_DOUBLE),
+        (90, "kernels/block_softmax", ALL_BUT_DOUBLE),
+        (90, "kernels/block_any_softmax", ALL_BUT_DOUBLE),
         (90, "kernels/column_softmax", ALL),
         (90, "kernels/column_any_softmax", ALL),
         (90, "kernels/split_softmax", ALL),
@@ -39,6 +43,7 @@ mod cuda {
         (90, "kernels/hopper/cluster_softmax", ALL),
         (90, "kernels/hopper/cluster_long_softmax", HALF),
         (90, "kernels/hopper/cluster_any_softmax", ALL),
+        (90, "kernels/hopper/cluster_long_any_softmax", HALF),
     ];
 
     /// The same for kernels that are told at run time what to write.
@@ -88,8 +93,8 @@ mod cuda {
         std::env::set_var("CUDA_COMPUTE_CAP", "75");
         let out_dir = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
         let root = std::env::current_dir().expect("cargo sets the folder");
-        let mut modules =
-            String::from("/// (name, PTX) of every module.\npub(super) static MODULES: &[(&str, &str)] = &[\n");
+        // By source: one kernel's modules are much alike, and are compressed together.
+        let mut groups = BTreeMap::<String, Vec<(String, PathBuf)>>::new();
         for capability in [75, 90] {
             let folder = empty_folder(out_dir.join(format!("sm_{capability}")));
             // A module of its own for each dtype and output keeps what the driver compiles at a first call small.
@@ -111,15 +116,13 @@ mod cuda {
                     );
                     std::fs::write(&path, text).expect("OUT_DIR can be written to");
                     sources.push(path);
-                    let ptx = folder.join(format!("{name}.ptx"));
-                    writeln!(modules, "    (\"sm_{capability}/{name}\", include_str!({ptx:?})),")
-                        .expect("a string grows");
+                    let module = (format!("sm_{capability}/{name}"), folder.join(format!("{name}.ptx")));
+                    groups.entry(stem.to_string()).or_default().push(module);
                 }
             }
             build(&toolkit, capability, folder, sources);
         }
-        modules.push_str("];\n");
-        std::fs::write(out_dir.join("modules.rs"), modules).expect("OUT_DIR can be written to");
+        std::fs::write(out_dir.join("modules.rs"), pack(&out_dir, &groups)).expect("OUT_DIR can be written to");
         // For the unit tests alone
         let folder = empty_folder(out_dir.join("tests"));
         build(&toolkit, 75, folder, vec![root.join("kernels/tests/state_cases.cu")]);
@@ -140,6 +143,51 @@ mod cuda {
             .arg("--std=c++17");
         builder.cuda_root(toolkit.to_path_buf());
         builder.build_ptx().expect("bindgen_cuda has no error but its panics");
+    }
+
+    /// Compresses each group into a file, and answers the tables of them and of the modules in them for src/cuda/functions.rs.
+    fn pack(out_dir: &Path, groups: &BTreeMap<String, Vec<(String, PathBuf)>>) -> String {
+        let mut tables = [String::new(), String::new()];
+        let packed = std::thread::scope(|scope| {
+            let threads: Vec<_> = groups.values().map(|modules| scope.spawn(|| pack_group(modules))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no PTX is beyond LZMA")).collect::<Vec<_>>()
+        });
+        for (number, (stem, (modules, bytes))) in groups.keys().zip(packed).enumerate() {
+            let path = out_dir.join(format!("{stem}.lzma"));
+            std::fs::write(&path, bytes).expect("OUT_DIR can be written to");
+            writeln!(tables[0], "    include_bytes!({path:?}),").expect("a string grows");
+            for (name, (start, end), waits) in modules {
+                let module =
+                    format!("Module {{ name: {name:?}, group: {number}, start: {start}, end: {end}, waits: {waits} }}");
+                writeln!(tables[1], "    {module},").expect("a string grows");
+            }
+        }
+        let [groups, modules] = tables;
+        format!("static GROUPS: &[&[u8]] = &[\n{groups}];\nstatic MODULES: &[Module] = &[\n{modules}];\n")
+    }
+
+    /// (name, where it begins and ends in the group's text, whether its kernels wait for the one before) of each module.
+    type Packed<'a> = (Vec<(&'a str, (usize, usize), bool)>, Vec<u8>);
+
+    fn pack_group(modules: &[(String, PathBuf)]) -> Packed<'_> {
+        let (mut text, mut table) = (String::new(), vec![]);
+        for (name, path) in modules {
+            let start = text.len();
+            text.push_str(&shortened(path));
+            table.push((name.as_str(), (start, text.len()), text[start..].contains("griddepcontrol.wait")));
+        }
+        let mut options = LzmaOptions::with_preset(5);
+        options.dict_size = text.len().next_power_of_two().max(1 << 16) as u32;
+        let mut writer = LzmaWriter::new_use_header(vec![], &options, Some(text.len() as u64)).expect("sound options");
+        writer.write_all(text.as_bytes()).expect("a vector grows");
+        (table, writer.finish().expect("a vector grows"))
+    }
+
+    /// PTX without comments and indentation, a seventh of its size.
+    fn shortened(path: &Path) -> String {
+        let text = std::fs::read_to_string(path).expect("nvcc has written it");
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
+        lines.flat_map(|line| [line, "\n"]).collect()
     }
 
     /// The folder of the CUDA toolkit that `nvcc` on the PATH belongs to.

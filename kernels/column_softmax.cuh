@@ -7,6 +7,7 @@
 #include "pack.cuh"
 #include "reduce.cuh"
 #include "schedule.cuh"
+#include "start.cuh"
 
 // The merge of `count` parts of one column that stand `columns` apart.
 template <typename R>
@@ -32,6 +33,7 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     rank = ClusterExchange<R>::rank();
     if (blocks > 1) ClusterExchange<R>::begin();
 #endif
+    wait_for_kernel_before();
     const int across = 1 << shift, column = threadIdx.x & (across - 1), columns = across * SIZE;
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int down = blockDim.x >> shift;
@@ -57,15 +59,13 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
         Pack<T, SIZE> pack;
 #pragma unroll
         for (auto& unit : pack.units) unit = no_elements<T>();
-        if (left > 0) {
-            if constexpr (LOADS == SIZE) {
-                pack = load_streaming(reinterpret_cast<const Pack<T, SIZE>*>(x));
-            } else {
+        if constexpr (LOADS == SIZE) {
+            load_if<true>(left > 0, pack, x);
+        } else if (left > 0) {
 #pragma unroll
-                for (int i = 0; i < UNITS; i++) {
-                    pack.units[i].x = x[i * 2];
-                    if (first + i * 2 + 1 < inner) pack.units[i].y = x[i * 2 + 1];
-                }
+            for (int i = 0; i < UNITS; i++) {
+                pack.units[i].x = x[i * 2];
+                if (first + i * 2 + 1 < inner) pack.units[i].y = x[i * 2 + 1];
             }
         }
 #pragma unroll
@@ -90,9 +90,8 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
             sum[c] = 0;
 #pragma unroll
             for (int k = 0; k < ROWS; k++) {
-                const R shifted = Element<T>::of_unit(held[k * UNITS + u], i) - reference;
-                const R e = Element<T>::exponential(shifted);
-                if constexpr (KEEPS) held[k * UNITS + u] = Output<R>::keep(shifted, e);
+                const R e = Element<T>::exponential(Element<T>::of_unit(held[k * UNITS + u], i) - reference);
+                if constexpr (KEEPS && Output<R>::OF_EXPONENTIAL) held[k * UNITS + u] = e;
                 sum[c] += e;
             }
 #pragma unroll
@@ -127,15 +126,15 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     }
     __syncthreads();
     // What is to be computed again must not be kept from the first time: elements, and the places of their rows.
-    if constexpr (!KEEPS) {
+    if constexpr (!KEEPS && Output<R>::OF_EXPONENTIAL) {
 #pragma unroll
         for (auto& unit : held) forget(unit);
     }
     asm volatile("" : "+l"(jump), "+r"(step));
-    R term[SIZE];
+    Output<R> output[SIZE];
 #pragma unroll
     for (int c = 0; c < SIZE; c++) {
-        term[c] = Output<R>::term_of_part(max[c], of_line[column * SIZE + c], unscale<T>());
+        output[c] = Output<R>::of_term(max[c], of_line[column * SIZE + c], unscale<T>());
         max[c] = part_reference(max[c]);
     }
     // Whether packs may be stored whole
@@ -152,8 +151,8 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
             for (int i = 0; i < PER_UNIT; i++) {
                 R kept = Element<T>::of_unit(held[k * UNITS + u], i);
                 const int c = u * PER_UNIT + i;
-                if constexpr (!KEEPS) kept = Output<R>::keep(kept - max[c], Element<T>::exponential(kept - max[c]));
-                result[i] = Output<R>(term[c]).of_kept(kept);
+                if constexpr (!KEEPS && Output<R>::OF_EXPONENTIAL) kept = Element<T>::exponential(kept - max[c]);
+                result[i] = output[c].of_kept(kept);
             }
             pack.units[u] = Element<T>::to_unit(result);
         }

@@ -73,6 +73,7 @@ struct HalfElement {
 template <>
 struct Element<__half> : HalfElement {
     using Unit = __half2;
+    static constexpr uint32_t NEGATIVE_INFINITY = 0xfc00;
     static __device__ __forceinline__ float read(__half x) { return __half2float(x); }
     static __device__ __forceinline__ __half write(float x) { return __float2half_rn(x); }
     static __device__ __forceinline__ float of_unit(__half2 unit, int i) { return i ? __high2float(unit) : __low2float(unit); }
@@ -82,6 +83,7 @@ struct Element<__half> : HalfElement {
 template <>
 struct Element<__nv_bfloat16> : HalfElement {
     using Unit = __nv_bfloat162;
+    static constexpr uint32_t NEGATIVE_INFINITY = 0xff80;
     static __device__ __forceinline__ float read(__nv_bfloat16 x) { return __bfloat162float(x); }
     static __device__ __forceinline__ __nv_bfloat16 write(float x) { return __float2bfloat16_rn(x); }
     static __device__ __forceinline__ float of_unit(__nv_bfloat162 unit, int i) {

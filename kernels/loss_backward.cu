@@ -2,6 +2,7 @@
 // as a copy does, with one exponential each. A line whose target is ignored is written only.
 #include "line.cuh"
 #include "pack.cuh"
+#include "start.cuh"
 
 // With p = exp(x - maximum - ln sum): of_p * p + of_weight * weight, and of_target more for the target. All 0 where the target is
 // ignored.
@@ -143,6 +144,7 @@ __device__ __forceinline__ void columns(PARAMETERS(T)) {
 
 #define KERNEL(name, body, dtype, T, THREADS)                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS) name##_##dtype(PARAMETERS(T)) {       \
+        wait_for_kernel_before();                                                               \
         body<T>(x, dx, lines, len, parameter, targets, ignore, weights, statistics, gradients); \
     }
 #define KERNELS(dtype, T)                                             \

@@ -38,17 +38,61 @@ __device__ __forceinline__ Pack<T, SIZE> load_cached(const Pack<T, SIZE>* from) 
     return *reinterpret_cast<const Pack<T, SIZE>*>(&bits);
 }
 
+// The same for a pack that stays as it is where it is not `wanted`. In one instruction: the compiler would load into other
+// registers, and move.
+template <bool STREAMING>
+__device__ __forceinline__ void load_bits_if(bool wanted, uint4& to, const void* from) {
+    const auto address = __cvta_generic_to_global(from);
+    if constexpr (STREAMING) {
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+                     : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w) : "l"(address), "r"(uint32_t(wanted)) : "memory");
+    } else {
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+                     : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w) : "l"(address), "r"(uint32_t(wanted)) : "memory");
+    }
+}
+template <bool STREAMING>
+__device__ __forceinline__ void load_bits_if(bool wanted, uint2& to, const void* from) {
+    const auto address = __cvta_generic_to_global(from);
+    if constexpr (STREAMING) {
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p ld.global.cs.v2.u32 {%0, %1}, [%2];\n}"
+                     : "+r"(to.x), "+r"(to.y) : "l"(address), "r"(uint32_t(wanted)) : "memory");
+    } else {
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p ld.global.v2.u32 {%0, %1}, [%2];\n}"
+                     : "+r"(to.x), "+r"(to.y) : "l"(address), "r"(uint32_t(wanted)) : "memory");
+    }
+}
+template <bool STREAMING>
+__device__ __forceinline__ void load_bits_if(bool wanted, uint32_t& to, const void* from) {
+    const auto address = __cvta_generic_to_global(from);
+    if constexpr (STREAMING) {
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.cs.u32 %0, [%1];\n}"
+                     : "+r"(to) : "l"(address), "r"(uint32_t(wanted)) : "memory");
+    } else {
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.u32 %0, [%1];\n}"
+                     : "+r"(to) : "l"(address), "r"(uint32_t(wanted)) : "memory");
+    }
+}
+template <bool STREAMING, typename T, int SIZE>
+__device__ __forceinline__ void load_if(bool wanted, Pack<T, SIZE>& pack, const T* from) {
+    load_bits_if<STREAMING>(wanted, reinterpret_cast<typename Bits<sizeof(pack)>::Type&>(pack), from);
+}
+
 template <typename T, int SIZE>
 __device__ __forceinline__ void store_streaming(Pack<T, SIZE>* to, const Pack<T, SIZE>& pack) {
     using B = typename Bits<sizeof(pack)>::Type;
     __stcs(reinterpret_cast<B*>(to), *reinterpret_cast<const B*>(&pack));
 }
 
+// -inf, as many times as a unit holds. By its bits, since a conversion would be done anew for each.
 template <typename T>
 __device__ __forceinline__ Unit<T> no_elements() {
-    Real<T> absent[Element<T>::PER_UNIT];
-    for (auto& x : absent) x = negative_infinity<Real<T>>();
-    return Element<T>::to_unit(absent);
+    if constexpr (Element<T>::PER_UNIT == 1) {
+        return negative_infinity<Real<T>>();
+    } else {
+        const uint32_t bits = Element<T>::NEGATIVE_INFINITY * 0x10001u;
+        return reinterpret_cast<const Unit<T>&>(bits);
+    }
 }
 
 template <typename T>

@@ -9,91 +9,136 @@
 #include "pack.cuh"
 #include "reduce.cuh"
 #include "schedule.cuh"
+#include "start.cuh"
 
-// The elements of one line that one thread holds: packs at equal distances. WHOLE: lines are whole packs of 16 bytes, at
-// addresses that are multiples of it. Otherwise accesses are of 4 bytes, and lines may have any length and start anywhere: a
-// warp's accesses are of neighbouring elements, which the memory system joins. STEP is the distance in packs, or 0 where it
-// is not known beforehand.
+// The elements of one line that one thread holds: packs of 16 bytes of the output at equal distances, which neighbouring
+// threads have side by side. WHOLE: lines are whole packs, in the input too. Otherwise lines may have any length and start
+// anywhere, and the input may lie differently to its packs than the output does: threads load packs of the input, and shift
+// their elements to where the output has them with what the next thread loaded. STEP is the distance in packs, or 0 where it
+// is not known beforehand; so many threads side by side (a part of a warp, or a warp) share what they load.
 template <typename T, int COUNT, bool WHOLE, int STEP>
 struct RegisterLine {
     using R = Real<T>;
     static constexpr int PER_UNIT = Element<T>::PER_UNIT;
-    static constexpr int SIZE = WHOLE ? 16 / sizeof(T) : PER_UNIT;  // of a pack
+    static constexpr int SIZE = 16 / sizeof(T), UNITS = SIZE / PER_UNIT;  // of a pack
     static constexpr int PACKS = COUNT / SIZE;
     static_assert(PACKS * SIZE == COUNT, "whole packs");
+    // A warp's accesses begin where sectors of memory do, a part of a warp's where packs do.
+    static constexpr int ALIGNMENT = STEP ? 32 / sizeof(T) : SIZE;
     // Exponentials take the place of the elements, but many of half precision stay two to a register and are computed twice.
-    static constexpr bool KEEPS = PER_UNIT == 1 || !WHOLE || COUNT <= 16;
+    static constexpr bool KEEPS = PER_UNIT == 1 || COUNT <= 16;
     using Held = std::conditional_t<KEEPS, R, Unit<T>>;
     static constexpr int PER_HELD = KEEPS ? 1 : PER_UNIT;
 
     Held x[COUNT / PER_HELD];
     int64_t start;  // of the first pack, which may lie before the line
-    int before;     // elements of the first pack that lie before the line
-    int left;       // elements of the line from `start` on
+    int before;     // elements from there on that lie before the line
+    int left;       // elements from there on up to the line's end
     int step;
 
-    // The line of `len` elements begins at `line`; packs first, first + step, ... of it are this thread's. `step` packs of
-    // neighbouring threads make up an access; `y` is the output.
+    // The line of `len` elements begins at `line`; packs first, first + step, ... of it are this thread's. `y` is the output.
     __device__ __forceinline__ RegisterLine(const T* y, int64_t line, int len, int first, int step) : step(STEP ? STEP : step) {
         int own = first * SIZE;
-        // Accesses begin where sectors of the output do.
-        if (!WHOLE) own -= static_cast<int>(reinterpret_cast<uintptr_t>(y) / sizeof(T) + line) & ((STEP ? STEP : step) * SIZE - 1);
+        if (!WHOLE) own -= static_cast<int>(reinterpret_cast<uintptr_t>(y) / sizeof(T) + line) & (ALIGNMENT - 1);
         start = line + own;
         before = WHOLE ? 0 : -own;
         left = len - own;
     }
 
     __device__ __forceinline__ int place(int k) const { return k * (STEP ? STEP : step) * SIZE; }
-    // Whether element i of pack k is one of the line.
-    __device__ __forceinline__ bool has(int k, int i) const {
-        return place(k) + i < left && (WHOLE || k > 0 || i >= before);
+    // Whether this whole warp's elements all lie in the line.
+    __device__ __forceinline__ bool is_full() const {
+        return COUNT >= 8 && __all_sync(~0u, before <= 0 && place(PACKS - 1) + SIZE <= left);
     }
 
-    __device__ __forceinline__ void load(const T* from) {
-        load(from, [](const auto* pack) { return load_streaming(pack); });
-    }
-    __device__ __forceinline__ void load_cached(const T* from) {
-        load(from, [](const auto* pack) { return ::load_cached(pack); });
-    }
-
-    template <typename Load>
-    __device__ __forceinline__ void load(const T* from, Load load_pack) {
-        from += start;
-        // Whether packs of the input lie as those of the output do
-        const bool aligned = WHOLE || SIZE == 1 || reinterpret_cast<uintptr_t>(from) % (SIZE * sizeof(T)) == 0;
-        if (!WHOLE && is_full()) {
-            if (aligned) {
+    // From the input, of `total` elements, given the output. STREAMING: as what is read once.
+    template <bool STREAMING>
+    __device__ __forceinline__ void load(const T* from, const T* y, int64_t total) {
+        if constexpr (WHOLE) {
+            from += start;
 #pragma unroll
-                for (int k = 0; k < PACKS; k++) hold(k, load_pack(reinterpret_cast<const Pack<T, SIZE>*>(from + place(k))));
-            } else {
+            for (int k = 0; k < PACKS; k++) {
+                auto pack = no_pack();
+                load_if<STREAMING>(place(k) < left, pack, from + place(k));
+                hold(k, pack);
+            }
+        } else {
+            // How many elements before an output's pack the input's begins
+            const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(from) / sizeof(T) - reinterpret_cast<uintptr_t>(y) / sizeof(T)) & (SIZE - 1);
+            from += start - shift;
+            // A pack of the input is read if any of its elements are of the line and all are of the tensor.
+            const int64_t line = start + before, behind = total - (start + left);
+            const int earlier = line < SIZE - 1 ? int(line) : SIZE - 1, later = behind < SIZE - 1 ? int(behind) : SIZE - 1;
+            const int lowest = before - earlier + shift, highest = left + later - SIZE + shift;
+            const bool first = rank() == 0;
+            Pack<T, SIZE> packs[PACKS + 1];
+#pragma unroll
+            for (int k = 0; k <= PACKS; k++) {
+                packs[k] = no_pack();
+                // Of the pack behind the last, the first thread's is the last thread's.
+                const bool wanted = k < PACKS || (first && shift > 0);
+                load_if<STREAMING>(wanted && place(k) >= lowest && place(k) <= highest, packs[k], from + place(k));
+            }
+            // Units at a time, and then one element
+#pragma unroll 1
+            for (int i = shift / PER_UNIT; i > 0; i--) shift_by_unit(packs, [](Unit<T>, Unit<T> next) { return next; });
+            if constexpr (PER_UNIT == 2) {
+                if (shift % 2) shift_by_unit(packs, [](Unit<T> own, Unit<T> next) { return halves(own, next); });
+            }
+            if (!is_full()) {
 #pragma unroll
                 for (int k = 0; k < PACKS; k++) {
-#pragma unroll
-                    for (int i = 0; i < SIZE; i++) hold_element(k, i, from[place(k) + i]);
+                    // What lies further behind the line was not read.
+                    const bool at_end = place(k) + SIZE > left && place(k) - shift < left;
+                    if (at_end || (k == 0 && before > 0)) packs[k] = part(packs[k], k > 0 ? 0 : before, left - place(k));
                 }
             }
-            return;
-        }
+            // What shares a pack of the input with what is not of the tensor
+            if (earlier < SIZE - 1 || later < SIZE - 1) {
 #pragma unroll
-        for (int k = 0; k < PACKS; k++) {
-            if (WHOLE && has(k, 0)) {
-                hold(k, load_pack(reinterpret_cast<const Pack<T, SIZE>*>(from + place(k))));
-                continue;
-            }
-#pragma unroll
-            for (int i = 0; i < COUNT / PACKS / PER_HELD; i++) x[k * (SIZE / PER_HELD) + i] = nothing();
-            if constexpr (!WHOLE) {
-#pragma unroll
-                for (int i = 0; i < SIZE; i++) {
-                    if (has(k, i)) hold_element(k, i, from[place(k) + i]);
+                for (int k = 0; k < PACKS; k++) {
+                    const bool read = place(k) >= lowest && place(k) + (shift > 0 ? SIZE : 0) <= highest;
+                    if (!read && place(k) < left) packs[k] = load_part(from + shift + place(k), k > 0 ? 0 : before, left - place(k));
                 }
             }
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) hold(k, packs[k]);
         }
     }
 
-    static __device__ __forceinline__ Held nothing() {
-        if constexpr (KEEPS) return negative_infinity<R>();
-        else return no_elements<T>();
+    // The thread's place among those that share what they load
+    __device__ __forceinline__ int rank() const { return threadIdx.x & ((STEP ? STEP : step) - 1); }
+
+    // Puts f(unit, the next one) in the place of each unit; the last one of a pack is followed by the next thread's first.
+    template <typename F>
+    __device__ __forceinline__ void shift_by_unit(Pack<T, SIZE> (&packs)[PACKS + 1], F f) const {
+        const bool first = rank() == 0;
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            // Values, not places, to choose from: the packs are to stay in registers.
+            Unit<T> given = packs[k].units[0];
+            const Unit<T> behind = packs[k + 1].units[0];
+            if (first) given = behind;
+            const Unit<T> next = __shfl_sync(~0u, given, rank() + 1, STEP ? STEP : step);
+#pragma unroll
+            for (int u = 0; u < UNITS - 1; u++) packs[k].units[u] = f(packs[k].units[u], packs[k].units[u + 1]);
+            packs[k].units[UNITS - 1] = f(packs[k].units[UNITS - 1], next);
+        }
+        // Of the pack behind, only the first thread's counts, which needs no more than its own.
+#pragma unroll
+        for (int u = 0; u < UNITS - 1; u++) packs[PACKS].units[u] = f(packs[PACKS].units[u], packs[PACKS].units[u + 1]);
+    }
+    // The upper half of one unit and the lower of the next
+    static __device__ __forceinline__ Unit<T> halves(Unit<T> own, Unit<T> next) {
+        const uint32_t both = __byte_perm(bits(own), bits(next), 0x5432);
+        return reinterpret_cast<const Unit<T>&>(both);
+    }
+
+    static __device__ __forceinline__ Pack<T, SIZE> no_pack() {
+        Pack<T, SIZE> pack;
+#pragma unroll
+        for (auto& unit : pack.units) unit = no_elements<T>();
+        return pack;
     }
     __device__ __forceinline__ void hold(int k, const Pack<T, SIZE>& pack) {
 #pragma unroll
@@ -102,16 +147,28 @@ struct RegisterLine {
             else x[k * (SIZE / PER_HELD) + i] = pack.units[i];
         }
     }
-    __device__ __forceinline__ void hold_element(int k, int i, T element) {
-        if constexpr (KEEPS) x[k * SIZE + i] = Element<T>::read(element);
+    // Elements begin..end of a pack, and -inf for the others
+    static __device__ __forceinline__ Pack<T, SIZE> part(Pack<T, SIZE> pack, int begin, int end) {
+        const auto has = [&](int i) { return i >= begin && i < end; };
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            if constexpr (PER_UNIT == 1) {
+                if (!has(u)) pack.units[u] = no_elements<T>();
+            } else {
+                const uint32_t mask = (has(2 * u) ? 0xffffu : 0) | (has(2 * u + 1) ? 0xffff0000u : 0);
+                const auto none = no_elements<T>();
+                bits(pack.units[u]) = (bits(pack.units[u]) & mask) | (bits(none) & ~mask);
+            }
+        }
+        return pack;
+    }
+    template <typename U>
+    static __device__ __forceinline__ auto& bits(U& unit) {
+        return reinterpret_cast<std::conditional_t<std::is_const_v<U>, const uint32_t, uint32_t>&>(unit);
     }
     __device__ __forceinline__ R element(int i) const {
         if constexpr (KEEPS) return x[i];
         else return Element<T>::of_unit(x[i / PER_UNIT], i % PER_UNIT);
-    }
-    // Whether this whole warp's elements all lie in the line.
-    __device__ __forceinline__ bool is_full() const {
-        return COUNT >= 8 && __all_sync(~0u, before <= 0 && place(PACKS - 1) + SIZE <= left);
     }
 
     __device__ __forceinline__ R max() const {
@@ -126,9 +183,8 @@ struct RegisterLine {
         R sums[SUMS];
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            const R shifted = element(i) - reference;
-            const R e = Element<T>::exponential(shifted);
-            if constexpr (KEEPS) x[i] = Output::keep(shifted, e);
+            const R e = Element<T>::exponential(element(i) - reference);
+            if constexpr (KEEPS && Output::OF_EXPONENTIAL) x[i] = e;
             sums[i % SUMS] = i < SUMS ? e : sums[i % SUMS] + e;
         }
         return pairwise_sum(sums);
@@ -141,31 +197,79 @@ struct RegisterLine {
         if constexpr (!WHOLE) asm volatile("" : "+r"(left), "+r"(before));
         to += start;
         const bool full = !WHOLE && is_full();
+        Pack<T, SIZE> last = no_pack();  // which the line's end may lie in
+        int place_of_last = left;
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
             Pack<T, SIZE> pack;
-            if constexpr (!KEEPS) {
+            if constexpr (!KEEPS && Output::OF_EXPONENTIAL) {
 #pragma unroll
-                for (int i = 0; i < SIZE / PER_UNIT; i++) forget(x[k * (SIZE / PER_UNIT) + i]);
+                for (int i = 0; i < UNITS; i++) forget(x[k * UNITS + i]);
             }
 #pragma unroll
-            for (int u = 0; u < SIZE / PER_UNIT; u++) {
+            for (int u = 0; u < UNITS; u++) {
                 R result[PER_UNIT];
 #pragma unroll
                 for (int i = 0; i < PER_UNIT; i++) {
                     R kept = element(k * SIZE + u * PER_UNIT + i);
-                    if constexpr (!KEEPS) kept = Output::keep(kept - reference, Element<T>::exponential(kept - reference));
+                    if constexpr (!KEEPS && Output::OF_EXPONENTIAL) kept = Element<T>::exponential(kept - reference);
                     result[i] = output.of_kept(kept);
                 }
                 pack.units[u] = Element<T>::to_unit(result);
             }
-            if (full || (has(k, 0) && has(k, SIZE - 1))) {
+            if ((WHOLE || k > 0 || before <= 0) && place(k) + (WHOLE ? 1 : SIZE) <= left) {
                 store_streaming(reinterpret_cast<Pack<T, SIZE>*>(to + place(k)), pack);
-            } else if constexpr (!WHOLE && SIZE > 1) {
-                if (has(k, 0)) to[place(k)] = pack.units[0].x;
-                if (has(k, 1)) to[place(k) + 1] = pack.units[0].y;
+            } else if constexpr (!WHOLE) {
+                if (k == 0) {
+                    if (!full) store_part(to, pack, before, left);
+                } else if (!full && place(k) < left) {
+                    last = pack;
+                    place_of_last = place(k);
+                }
             }
         }
+        if constexpr (!WHOLE) {
+            if (!full && place_of_last < left) store_part(to + place_of_last, last, 0, left - place_of_last);
+        }
+    }
+
+    // Elements begin..end of a pack that shares its 16 bytes with what is not of the line, or not of the tensor
+    static __device__ __forceinline__ void store_part(T* to, const Pack<T, SIZE>& pack, int begin, int end) {
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            const int i = u * PER_UNIT;
+            if constexpr (PER_UNIT == 1) {
+                if (i >= begin && i < end) to[i] = pack.units[u];
+            } else {
+                const bool low = i >= begin && i < end, high = i + 1 >= begin && i + 1 < end;
+                if (low && high) {
+                    *reinterpret_cast<Unit<T>*>(to + i) = pack.units[u];
+                } else {
+                    if (low) to[i] = pack.units[u].x;
+                    if (high) to[i + 1] = pack.units[u].y;
+                }
+            }
+        }
+    }
+    static __device__ __forceinline__ Pack<T, SIZE> load_part(const T* from, int begin, int end) {
+        auto pack = no_pack();
+        if constexpr (PER_UNIT == 1) {
+#pragma unroll
+            for (int i = 0; i < SIZE; i++) {
+                if (i >= begin && i < end) pack.units[i] = from[i];
+            }
+        } else {
+            // One by one, since it is seldom needed, and stands in the code once for each pack.
+            auto& words = reinterpret_cast<ulonglong2&>(pack);
+#pragma unroll 1
+            for (int i = begin > 0 ? begin : 0; i < end && i < SIZE; i++) {
+                const int bit = i * 16 % 64;
+                const uint64_t element = reinterpret_cast<const uint16_t*>(from)[i], others = ~(uint64_t(0xffff) << bit);
+                if (i < SIZE / 2) words.x = (words.x & others) | element << bit;
+                else words.y = (words.y & others) | element << bit;
+            }
+        }
+        return pack;
     }
 };
 
@@ -176,26 +280,22 @@ __device__ __forceinline__ void warp_lines(const T* x, T* y, int64_t lines, int6
     const int group = 1 << shift;
     const int64_t line = blockIdx.x * int64_t(blockDim.x >> shift) + (threadIdx.x >> shift);
     RegisterLine<T, COUNT, WHOLE, 0> held(y, line * len, line < lines ? int(len) : 0, threadIdx.x & (group - 1), group);
-    held.load(x);
+    held.template load<true>(x, y, lines * len);
     const R max = warp_group_reduce(held.max(), group, [](R a, R b) { return greater(a, b); });
-    const R sum =
-        warp_group_reduce(held.template exponentiate<Output<R>>(max), group, [](R a, R b) { return a + b; });
+    const R sum = warp_group_reduce(held.template exponentiate<Output<R>>(max), group, [](R a, R b) { return a + b; });
     held.store(y, max, Output<R>::of_part(max, {max, sum * unscale<T>()}, unscale<T>()));
 }
 
 // A block, or a cluster of them, takes a line; each warp a run of it. What the line `ahead` lines on will need is fetched
-// into the L2 cache: the registers do not hold enough to keep the memory busy while a cluster waits for its last block.
+// into the L2 cache: the registers do not hold enough to keep the memory busy while a line waits for its last warp.
 template <typename T, template <typename> class Output, int COUNT, bool WHOLE, typename Exchange>
 __device__ __forceinline__ void block_lines(const T* x, T* y, int64_t lines, int64_t len, int ahead, Exchange exchange) {
     using R = Real<T>;
     using Line = RegisterLine<T, COUNT, WHOLE, 32>;
     const int64_t line = exchange.line();
     Line held(y, line * len, int(len), exchange.warp() * Line::PACKS * 32 + threadIdx.x % 32, 32);
-    if (Exchange::CLUSTER && sizeof(T) == 2) {
-        held.load_cached(x);
-    } else {
-        held.load(x);
-    }
+    // Where lines of half precision are long, they come sooner from the L2 cache if they are not said to be read once.
+    held.template load<!(Exchange::CLUSTER && sizeof(T) == 2)>(x, y, lines * len);
     if (ahead > 0 && line + ahead < lines && threadIdx.x % 32 == 0) {
         prefetch(x + held.start + ahead * len, held.left < 32 * COUNT ? held.left : 32 * COUNT);
     }
@@ -211,18 +311,21 @@ __device__ __forceinline__ void block_lines(const T* x, T* y, int64_t lines, int
 #define WARP_KERNEL(name, dtype, T, Output, COUNT, WHOLE)                                   \
     extern "C" __global__ void __launch_bounds__(128)                                       \
         name##_##COUNT##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int shift) { \
+        wait_for_kernel_before();                                                           \
         warp_lines<T, Output, COUNT, WHOLE>(x, y, lines, len, shift);                       \
     }
 #define BLOCK_KERNEL(name, dtype, T, Output, COUNT, WHOLE, THREADS, BLOCKS)                              \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                        \
-        name##_##COUNT##_##dtype(const T* x, T* y, int64_t lines, int64_t len) {                         \
+        name##_##COUNT##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int ahead) {              \
         __shared__ Normalizer<Real<T>> parts[MAX_WARPS];                                                 \
-        block_lines<T, Output, COUNT, WHOLE>(x, y, lines, len, 0, BlockExchange<Real<T>>{parts});        \
+        wait_for_kernel_before();                                                                        \
+        block_lines<T, Output, COUNT, WHOLE>(x, y, lines, len, ahead, BlockExchange<Real<T>>{parts});    \
     }
 #define CLUSTER_KERNEL(name, dtype, T, Output, COUNT, WHOLE, THREADS, BLOCKS)                            \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                        \
         name##_##COUNT##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int ahead) {              \
         __shared__ Normalizer<Real<T>> parts[MAX_CLUSTER * THREADS / 32];                                \
         ClusterExchange<Real<T>>::begin();                                                               \
+        wait_for_kernel_before();                                                                        \
         block_lines<T, Output, COUNT, WHOLE>(x, y, lines, len, ahead, ClusterExchange<Real<T>>{parts});  \
     }

@@ -53,39 +53,43 @@ __device__ __forceinline__ auto online_state(Logits& logits) {
     return state;
 }
 
-// What is stored for an element x, given the finished line; or given what was kept of x - max and its exponential.
+// What is stored for an element x, given the finished line; or of a part of the line, whose exponentials relative to its own
+// maximum are to be multiplied by `scale`, given the exponential or the element.
 template <typename R>
 struct Probability {
+    static constexpr bool OF_EXPONENTIAL = true;
     R max, inverse;
+    Probability() = default;
     __device__ __forceinline__ explicit Probability(Normalizer<R> line) : max(line.max), inverse(R(1) / line.sum) {}
     __device__ __forceinline__ R operator()(R x) const { return exponential(x - max) * inverse; }
-    // For a part of the line whose own maximum was subtracted, and whose exponentials are to be multiplied by `scale`.
     static __device__ __forceinline__ Probability of_part(R part_max, Normalizer<R> line, R scale) {
-        return Probability(term_of_part(part_max, {line.max, term(line)}, scale));
+        return of_term(part_max, {line.max, term(line)}, scale);
     }
     // The same in two steps: what a line's parts have in common, in place of the sum, and what is left for each.
     static __device__ __forceinline__ R term(Normalizer<R> line) { return R(1) / line.sum; }
-    static __device__ __forceinline__ R term_of_part(R part_max, Normalizer<R> line, R scale) {
-        return quick_exponential(part_max - line.max) * line.sum * scale;
+    static __device__ __forceinline__ Probability of_term(R part_max, Normalizer<R> line, R scale) {
+        return Probability(quick_exponential(part_max - line.max) * line.sum * scale);
     }
-    __device__ __forceinline__ explicit Probability(R factor) : max(0), inverse(factor) {}
-    static __device__ __forceinline__ R keep(R, R e) { return e; }
     __device__ __forceinline__ R of_kept(R e) const { return e * inverse; }
+
+  private:
+    __device__ __forceinline__ explicit Probability(R factor) : max(0), inverse(factor) {}
 };
 
 template <typename R>
 struct LogProbability {
+    static constexpr bool OF_EXPONENTIAL = false;
     R max, log_sum;
+    LogProbability() = default;
     __device__ __forceinline__ explicit LogProbability(Normalizer<R> line) : max(line.max), log_sum(logarithm(line.sum)) {}
     __device__ __forceinline__ R operator()(R x) const { return (x - max) - log_sum; }
-    static __device__ __forceinline__ LogProbability of_part(R part_max, Normalizer<R> line, R scale) {
-        return LogProbability(term_of_part(part_max, {line.max, term(line)}, scale));
-    }
+    static __device__ __forceinline__ LogProbability of_part(R, Normalizer<R> line, R) { return LogProbability(line); }
     static __device__ __forceinline__ R term(Normalizer<R> line) { return logarithm(line.sum); }
-    static __device__ __forceinline__ R term_of_part(R part_max, Normalizer<R> line, R) { return line.sum + (line.max - part_max); }
-    __device__ __forceinline__ explicit LogProbability(R subtracted) : max(0), log_sum(subtracted) {}
-    static __device__ __forceinline__ R keep(R shifted, R) { return shifted; }
-    __device__ __forceinline__ R of_kept(R shifted) const { return shifted - log_sum; }
+    static __device__ __forceinline__ LogProbability of_term(R, Normalizer<R> line, R) { return LogProbability(line.max, line.sum); }
+    __device__ __forceinline__ R of_kept(R x) const { return (*this)(x); }
+
+  private:
+    __device__ __forceinline__ LogProbability(R max, R log_sum) : max(max), log_sum(log_sum) {}
 };
 
 // The build compiles a module for each output, by defining one of the names below.

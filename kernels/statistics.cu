@@ -290,6 +290,7 @@ __device__ __forceinline__ void strided(const Request<T>& request, int64_t inner
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                          \
         name##_##dtype(const T* x, void* out, int64_t lines, int64_t len, int64_t inner, int shift,                        \
                        const int64_t* targets, int64_t ignored, const Real<T>* weights, int smooth) {                      \
+        wait_for_kernel_before();                                                                                          \
         const Request<T> request{x, out, lines, len, targets, ignored, weights, smooth != 0};                              \
         BODY;                                                                                                              \
     }

@@ -4,7 +4,6 @@
 #define KERNELS(dtype, T)                           \
     BOTH(WARP_KERNEL, warp, dtype, T, 8, true)      \
     BOTH(WARP_KERNEL, warp, dtype, T, 16, true)     \
-    BOTH(WARP_KERNEL, warp_any, dtype, T, 4, false) \
     BOTH(WARP_KERNEL, warp_any, dtype, T, 8, false) \
     BOTH(WARP_KERNEL, warp_any, dtype, T, 16, false)
 FOR_EACH_DTYPE(KERNELS)

@@ -1,8 +1,9 @@
-// Longer lines of any length at any offset, in the registers of a cluster's blocks.
+// Longer lines of any length at any offset, in the registers of a cluster's blocks. No block has 640 threads: the bound leaves
+// a thread the registers with which a multiprocessor holds two blocks of 320.
 #include "../register_softmax.cuh"
 
-#define HALF(dtype, T) BOTH(CLUSTER_KERNEL, cluster_any, dtype, T, 32, false, 512, 2)
-#define SINGLE(dtype, T) BOTH(CLUSTER_KERNEL, cluster_any, dtype, T, 64, false, 512, 1)
+#define HALF(dtype, T) BOTH(CLUSTER_KERNEL, cluster_any, dtype, T, 64, false, 512, 2)
+#define SINGLE(dtype, T) BOTH(CLUSTER_KERNEL, cluster_any, dtype, T, 64, false, 640, 1)
 #define DOUBLE(dtype, T) BOTH(CLUSTER_KERNEL, cluster_any, dtype, T, 32, false, 512, 1)
 FOR_EACH_HALF_DTYPE(HALF)
 FOR_EACH_SINGLE_DTYPE(SINGLE)

@@ -8,10 +8,32 @@ use crate::op::Output;
 use candle_core::cuda_backend::cudarc::driver::{sys, CudaContext, CudaFunction, CudaModule};
 use candle_core::cuda_backend::WrapErr;
 use candle_core::{CudaDevice, Result};
+use lzma_rust2::LzmaReader;
 use std::collections::HashMap;
+use std::io::Read;
 use std::sync::{Arc, LazyLock, OnceLock, PoisonError, RwLock};
 
+/// The PTX of some kernels: a part of a compressed text.
+struct Module {
+    name: &'static str,
+    group: usize,
+    start: usize,
+    end: usize,
+    /// Its kernels wait themselves for what the kernel before them has written, and may be set up while that one still runs.
+    waits: bool,
+}
+
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+
+/// The text of a group of modules.
+fn text(group: usize) -> Result<String> {
+    let mut text = String::new();
+    let mut unpack = || LzmaReader::new_mem_limit(GROUPS[group], u32::MAX, None)?.read_to_string(&mut text);
+    match unpack() {
+        Ok(_) => Ok(text),
+        Err(error) => candle_core::bail!("candle-softmax: the kernels' text is damaged: {error}"),
+    }
+}
 
 /// One function: a kernel, for an output and a dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,8 +109,8 @@ impl Key {
         (file, format!("{name}_{}", self.dtype))
     }
 
-    /// The module's name and PTX: those for Hopper where there are such and the device runs them.
-    fn module(&self, facts: DeviceFacts) -> Option<&'static (&'static str, &'static str)> {
+    /// The module: that for Hopper where there is one and the device runs it.
+    fn module(&self, facts: DeviceFacts) -> Option<&'static Module> {
         let output = match self.output {
             _ if self.kernel.writes_any_output() => "",
             Output::Probability => "_probability",
@@ -96,7 +118,7 @@ impl Key {
         };
         let find = |capability: u32| {
             let name = format!("sm_{capability}/{}_{}{output}", self.names().0, self.dtype);
-            MODULES.iter().find(|module| module.0 == name)
+            MODULES.iter().find(|module| module.name == name)
         };
         let hopper = if facts.compute_capability >= 90 { find(90) } else { None };
         hopper.or_else(|| find(75))
@@ -108,7 +130,13 @@ impl Key {
 struct Loaded {
     facts: HashMap<usize, DeviceFacts>,
     modules: HashMap<(usize, &'static str), Arc<CudaModule>>,
-    functions: HashMap<(usize, Key), CudaFunction>,
+    functions: HashMap<(usize, Key), Function>,
+}
+
+#[derive(Clone)]
+pub(super) struct Function {
+    pub function: CudaFunction,
+    pub waits: bool,
 }
 
 static LOADED: LazyLock<RwLock<Loaded>> = LazyLock::new(RwLock::default);
@@ -146,7 +174,7 @@ fn switches() -> (Option<Family>, Option<u32>) {
 }
 
 /// The function of `key`, loaded on `device`.
-pub(super) fn get(device: &CudaDevice, key: Key) -> Result<CudaFunction> {
+pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
     let stream = device.cuda_stream();
     let context = stream.context();
     let ordinal = context.ordinal();
@@ -156,15 +184,15 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<CudaFunction> {
     // The thread may have worked on another device last.
     context.bind_to_thread().w()?;
     let facts = facts(device)?;
-    let Some(&(module_name, ptx)) = key.module(facts) else {
+    let Some(described) = key.module(facts) else {
         candle_core::bail!("candle-softmax: no module was built for {key:?}")
     };
     let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
-    let module = match loaded.modules.get(&(ordinal, module_name)) {
+    let module = match loaded.modules.get(&(ordinal, described.name)) {
         Some(module) => module.clone(),
         None => {
-            let module = load(context, ptx)?;
-            loaded.modules.insert((ordinal, module_name), module.clone());
+            let module = load(context, &text(described.group)?[described.start..described.end])?;
+            loaded.modules.insert((ordinal, described.name), module.clone());
             module
         }
     };
@@ -173,11 +201,12 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<CudaFunction> {
         let wide = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         function.set_attribute(wide, 1).w()?;
     }
+    let function = Function { function, waits: described.waits };
     loaded.functions.insert((ordinal, key), function.clone());
     Ok(function)
 }
 
-pub(super) fn load(context: &Arc<CudaContext>, ptx: &'static str) -> Result<Arc<CudaModule>> {
+pub(super) fn load(context: &Arc<CudaContext>, ptx: &str) -> Result<Arc<CudaModule>> {
     context.load_module(ptx.into()).w()
 }
 
@@ -187,7 +216,8 @@ mod tests {
 
     /// Every kernel that a plan can name is in a module that was built, under the name that is asked for.
     #[test]
-    fn every_kernel_was_built() {
+    fn every_kernel_was_built() -> Result<()> {
+        let texts = (0..GROUPS.len()).map(text).collect::<Result<Vec<_>>>()?;
         let mut kernels = vec![
             Kernel::SafeRows,
             Kernel::SafeShortRows,
@@ -208,10 +238,8 @@ mod tests {
         ];
         for whole in [true, false] {
             kernels.extend([8, 16].map(|count| Kernel::Warp { count, whole }));
-            kernels.push(Kernel::Block { count: 16, whole });
             kernels.extend([Kernel::SplitStates { whole }, Kernel::SplitApply { whole }, Kernel::Column { whole }]);
         }
-        kernels.extend([Kernel::Warp { count: 4, whole: false }, Kernel::Block { count: 32, whole: false }]);
         for (backward, lines) in [
             (false, FusedLines::Packs),
             (false, FusedLines::Window),
@@ -224,12 +252,15 @@ mod tests {
         }
         kernels.push(Kernel::FusedCluster);
         for dtype in ["f32", "f64", "f16", "bf16"] {
-            let whole = true;
+            let (whole, any) = (true, false);
             let wide: &[Kernel] = match dtype {
                 "f32" => &[
+                    Kernel::Block { count: 16, whole },
                     Kernel::Block { count: 64, whole },
+                    Kernel::Block { count: 16, whole: any },
+                    Kernel::Block { count: 64, whole: any },
                     Kernel::Cluster { count: 64, whole },
-                    Kernel::Cluster { count: 64, whole: false },
+                    Kernel::Cluster { count: 64, whole: any },
                     Kernel::BackwardWarp { count: 16 },
                     Kernel::BackwardBlock { count: 16 },
                     Kernel::BackwardCluster { count: 32 },
@@ -238,9 +269,12 @@ mod tests {
                     Kernel::BackwardWarp { count: 8 },
                     Kernel::BackwardBlock { count: 8 },
                     Kernel::BackwardCluster { count: 16 },
+                    Kernel::Block { count: 16, whole },
                     Kernel::Block { count: 32, whole },
+                    Kernel::Block { count: 16, whole: any },
+                    Kernel::Block { count: 32, whole: any },
                     Kernel::Cluster { count: 32, whole },
-                    Kernel::Cluster { count: 32, whole: false },
+                    Kernel::Cluster { count: 32, whole: any },
                 ],
                 _ => &[
                     Kernel::BackwardWarp { count: 16 },
@@ -248,11 +282,15 @@ mod tests {
                     Kernel::BackwardBlock { count: 32 },
                     Kernel::BackwardCluster { count: 32 },
                     Kernel::BackwardCluster { count: 64 },
+                    Kernel::Block { count: 16, whole },
                     Kernel::Block { count: 32, whole },
                     Kernel::Block { count: 64, whole },
+                    Kernel::Block { count: 32, whole: any },
+                    Kernel::Block { count: 64, whole: any },
                     Kernel::Cluster { count: 64, whole },
                     Kernel::Cluster { count: 128, whole },
-                    Kernel::Cluster { count: 32, whole: false },
+                    Kernel::Cluster { count: 64, whole: any },
+                    Kernel::Cluster { count: 128, whole: any },
                 ],
             };
             for &kernel in kernels.iter().chain(wide) {
@@ -263,9 +301,14 @@ mod tests {
                         }
                         let key = Key { kernel, output, dtype };
                         let facts = DeviceFacts { compute_capability, multiprocessors: 1, forced: None };
-                        let (name, ptx) = key.module(facts).unwrap_or_else(|| panic!("no module for {key:?}"));
-                        let entry = format!(".entry {}(", key.names().1);
-                        assert!(ptx.contains(&entry), "{name} has no {entry}");
+                        let &Module { name, group, start, end, waits } =
+                            key.module(facts).unwrap_or_else(|| panic!("no module for {key:?}"));
+                        let (ptx, kernel) = (&texts[group][start..end], key.names().1);
+                        let mut bodies = ptx.split(".entry ");
+                        let body = bodies.find(|body| body.strip_prefix(&kernel).is_some_and(|b| b.starts_with('(')));
+                        let body = body.unwrap_or_else(|| panic!("{name} has no {kernel}"));
+                        assert_eq!(body.contains("griddepcontrol.wait"), waits, "{name}: {kernel}");
+                        assert!(waits || !body.contains("griddepcontrol"), "{name}: {kernel}");
                         let target = ptx.lines().find_map(|line| line.strip_prefix(".target sm_"));
                         assert!(
                             target.is_some_and(|cap| cap.trim() <= compute_capability.to_string().as_str()),
@@ -275,5 +318,6 @@ mod tests {
                 }
             }
         }
+        Ok(())
     }
 }

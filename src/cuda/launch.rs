@@ -1,6 +1,6 @@
 //! HOW a kernel is launched: the only `unsafe` launches.
 
-use super::functions::{self, Key};
+use super::functions::{self, Function, Key};
 use super::plan::{Kernel, Plan};
 use crate::lines::Lines;
 use crate::op::Output;
@@ -85,7 +85,7 @@ unsafe fn launch_with(
     plan: Plan,
     addresses: &mut [*mut c_void],
 ) -> Result<()> {
-    let function = functions::get(device, key)?;
+    let Function { function, waits } = functions::get(device, key)?;
     use sys::CUlaunchAttributeID::{
         CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
     };
@@ -102,8 +102,7 @@ unsafe fn launch_with(
             sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: plan.cluster, y: 1, z: 1 };
         count = 1;
     }
-    // It waits itself for the kernel before it, and may start earlier.
-    if matches!(key.kernel, Kernel::SplitApply { .. }) && functions::facts(device)?.compute_capability >= 90 {
+    if waits {
         attributes[count] = attribute(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
         attributes[count].value.programmaticStreamSerializationAllowed = 1;
         count += 1;
@@ -135,8 +134,8 @@ fn check_lengths<const N: usize>(lines: Lines, lengths: [usize; N]) -> Result<()
     Ok(())
 }
 
-/// Without `x`, over what is in `y`: every kernel reads the elements of a line, and of no other, before it writes them, or for the
-/// last time in the thread that then writes them; `x` is not `__restrict__`, so its loads are coherent.
+/// Without `x`, over what is in `y`: every kernel reads the elements of a line before it writes them, or for the last time in the
+/// thread that then writes them, and makes no use of what it reads of others; `x` is not `__restrict__`, so its loads are coherent.
 pub(super) fn softmax<T: CudaElement>(
     device: &CudaDevice,
     x: Option<CudaView<'_, T>>,
@@ -170,8 +169,10 @@ pub(super) fn softmax<T: CudaElement>(
         }
         kernel => {
             let arguments = match kernel {
-                Kernel::Warp { .. } | Kernel::Cluster { .. } => tensors.push(count).push(len).push(parameter),
-                Kernel::Block { .. } | Kernel::SafeShortRows | Kernel::OnlineShortRows => tensors.push(count).push(len),
+                Kernel::Warp { .. } | Kernel::Block { .. } | Kernel::Cluster { .. } => {
+                    tensors.push(count).push(len).push(parameter)
+                }
+                Kernel::SafeShortRows | Kernel::OnlineShortRows => tensors.push(count).push(len),
                 Kernel::Column { .. } => tensors.push(len).push(inner).push(parameter),
                 _ => tensors.push(count).push(len).push(inner),
             };

@@ -195,7 +195,7 @@ pub(crate) struct Plan {
     pub shared_bytes: u32,
     /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], contiguous lines of
     /// [`Kernel::StatisticsStrided`], [`Kernel::LossBackwardShortRows`]) or of those side by side ([`Kernel::Column`]), how
-    /// many lines ahead it fetches ([`Kernel::Cluster`]), or the blocks of a line ([`Kernel::LossBackwardRows`]).
+    /// many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`]), or the blocks of a line ([`Kernel::LossBackwardRows`]).
     pub parameter: i32,
 }
 
@@ -220,18 +220,22 @@ const WARP_BLOCK: usize = 128;
 const WARP_COUNTS: Counts = Counts {
     wide: &[(256, 8), (512, 16)],
     half: &[(16, 8), (512, 16)],
-    // 131072 x 32, f32: four 1.41, eight 3.0; bf16 at 16 elements: four 1.6, eight 1.9.
-    any_wide: &[(32, 4), (256, 8), (512, 16)],
-    any_half: &[(16, 4), (32, 8), (512, 16)],
+    // 1016800 x 33 f32: sixteen 1.34, eight 1.72
+    any_wide: &[(32, 8), (512, 16)],
+    any_half: &[(16, 8), (512, 16)],
 };
+/// Lines of half precision up to this length that are not whole packs take a thread each, through shared memory: 4793490 x 7
+/// 3.28, in registers 4.04; 1597830 x 21 2.39 and 2.61; 1016800 x 33 2.36 and 2.19.
+const SHORT_HALF_ROW: usize = 24;
 /// The same for a block. 65536 x 1024: sixteen 1.01 / 1.01; 8192 x 4096: 64 1.02, 32 1.03 (f32), 32
 /// 1.02, 16 1.13 (bf16); 1024 x 32768: 64 1.07 (bf16). Just above what fills whole warps, bf16: 64527 x 520 32 1.25, 16 1.45;
-/// 32513 x 1032 64 1.13, 16 1.22; 16320 x 2056 32 1.15, 16 1.19.
+/// 32513 x 1032 64 1.13, 16 1.22; 16320 x 2056 32 1.15, 16 1.19. At an offset of one element, bf16: 65536 x 1024 32 1.02, 16
+/// 1.05; 8191 x 4097 64 1.11, 32 1.19; 4096 x 8192 64 1.05, 32 1.10.
 const BLOCK_COUNTS: Counts = Counts {
     wide: &[(2048, 16), (16_384, 64)],
     half: &[(768, 32), (1024, 16), (1280, 64), (2048, 16), (4096, 32), (32_768, 64)],
-    any_wide: &[(2048, 16), (16_384, 32)],
-    any_half: &[(2048, 16), (16_384, 32)],
+    any_wide: &[(2048, 16), (16_384, 64)],
+    any_half: &[(4096, 32), (32_768, 64)],
 };
 /// No kernel of doubles has more elements to a thread.
 const MOST_DOUBLES: usize = 32;
@@ -498,6 +502,10 @@ pub(crate) fn top_k(lines: Lines) -> Plan {
 
 fn chosen(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
     let best_first: &[Family] = if lines.inner == 1 {
+        let odd = elements.size == 2 && room(lines, false, elements, PACK_BYTES) > lines.len;
+        if odd && lines.len <= SHORT_HALF_ROW {
+            return online(lines, elements);
+        }
         let few = lines.count() < 2 * device.multiprocessors && lines.len * elements.size >= SPLIT_BYTES;
         match few {
             true => &[Family::Register, Family::Cluster, Family::Split],
@@ -521,7 +529,7 @@ fn of_family(family: Family, lines: Lines, elements: Elements, device: DeviceFac
     match family {
         Family::Online => Some(online(lines, elements)),
         Family::Reduce => Some(block_per_line(Kernel::Reduce, lines)),
-        Family::Register => register(lines, elements),
+        Family::Register => register(lines, elements, device),
         Family::Cluster => cluster(lines, elements, device),
         Family::Split => split(lines, elements, device),
         Family::Column => column(lines, elements, device),
@@ -563,19 +571,18 @@ fn whole_packs(lines: Lines, elements: Elements) -> bool {
         && elements.output_alignment.is_multiple_of(16)
 }
 
-/// Elements that a row of `together` neighbouring threads accesses at once.
-fn access(whole: bool, elements: Elements, together: usize) -> usize {
-    together * if whole { 16 / elements.size } else { (4 / elements.size).max(1) }
-}
+/// What accesses of a part of a warp, and of a whole one, begin at multiples of in the output, as `kernels/register_softmax.cuh`
+/// has it: packs and sectors of memory.
+const PACK_BYTES: usize = 16;
+const SECTOR_BYTES: usize = 32;
 
-/// The elements that threads must have room for: accesses begin where sectors of the output do, which may be before the line.
-fn room(lines: Lines, whole: bool, elements: Elements, together: usize) -> usize {
-    let access = access(whole, elements, together);
-    let aligned = lines.len.is_multiple_of(access) && elements.output_alignment.is_multiple_of(access * elements.size);
+/// The elements that threads must have room for: accesses begin at multiples of `bytes`, which may be before the line.
+fn room(lines: Lines, whole: bool, elements: Elements, bytes: usize) -> usize {
+    let aligned = (lines.len * elements.size).is_multiple_of(bytes) && elements.output_alignment.is_multiple_of(bytes);
     if whole || aligned {
         lines.len
     } else {
-        lines.len + access - 1
+        lines.len + bytes / elements.size - 1
     }
 }
 
@@ -592,33 +599,30 @@ impl Counts {
     }
 }
 
-fn register(lines: Lines, elements: Elements) -> Option<Plan> {
+fn register(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
     if lines.inner > 1 {
         return None;
     }
     let whole = whole_packs(lines, elements);
-    warp(lines, whole, elements).or_else(|| block(lines, whole, elements))
+    warp(lines, whole, elements).or_else(|| block(lines, whole, elements, device))
 }
 
 fn warp(lines: Lines, whole: bool, elements: Elements) -> Option<Plan> {
     let count = WARP_COUNTS.of(lines.len, whole, elements)?;
-    let shift = (0..=5).find(|&shift| room(lines, whole, elements, 1 << shift) <= count << shift)?;
+    let room = room(lines, whole, elements, PACK_BYTES);
+    let shift = (0..=5).find(|&shift| room <= count << shift)?;
     let grid = lines.count().div_ceil(WARP_BLOCK >> shift);
     (grid <= MAX_GRID).then(|| Plan { parameter: shift, ..plan(Kernel::Warp { count, whole }, grid, WARP_BLOCK) })
 }
 
-fn block(lines: Lines, whole: bool, elements: Elements) -> Option<Plan> {
+fn block(lines: Lines, whole: bool, elements: Elements, device: DeviceFacts) -> Option<Plan> {
     let count = BLOCK_COUNTS.of(lines.len, whole, elements)?;
-    let room = room(lines, whole, elements, WARP);
-    let threads = |count: usize| room.div_ceil(WARP * count) * WARP;
-    // Half the elements to a thread, where else the last warp would have little to do: 8191 x 4097 with 16 1.02 / 1.18, with 32
-    // 1.02 / 1.23.
-    let idle = |count| threads(count) * count - room;
-    let halve = !whole && count == 32 && 2 * idle(16) < idle(32) && threads(16) <= MAX_REGISTER_BLOCK;
-    let count = if halve { 16 } else { count };
-    let threads = threads(count);
+    let threads = room(lines, whole, elements, SECTOR_BYTES).div_ceil(WARP * count) * WARP;
+    // Of large blocks two run on a multiprocessor at once; fetched ahead are half as many lines. 1024 x 32768 bf16: 1.04, without
+    // 1.06.
+    let ahead = if elements.size == 2 && threads > MAX_REGISTER_BLOCK / 2 { device.multiprocessors } else { 0 };
     (threads <= MAX_REGISTER_BLOCK && lines.count() <= MAX_GRID)
-        .then(|| plan(Kernel::Block { count, whole }, lines.count(), threads))
+        .then(|| Plan { parameter: ahead as i32, ..plan(Kernel::Block { count, whole }, lines.count(), threads) })
 }
 
 fn cluster(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
@@ -631,16 +635,15 @@ fn cluster(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan
     // Elements to a thread, the fewest blocks, the warps that a block should have at most, and the threads that the registers of
     // a multiprocessor hold. 4096 x 128256: four blocks of 16 warps 1.05, eight of 8 1.10 (f32); two of 16 with 128 elements
     // 1.06, eight of 4 1.16 (bf16). 64 x 151936: eight of 10 1.18 / 1.60, sixteen of 5 1.23 / 1.69. At an offset of one
-    // element, 4096 x 128256: sixteen of 4 1.14, four of 16 1.16 (f32).
-    let (count, fewest, warps, resident) = match (whole, elements.size) {
-        (true, 4) => (64, 4, 16, 640),
-        (true, 2) if many => (128, 2, 16, 512),
-        (true, 2) => (64, 8, 16, 1024),
-        (false, 4) => (64, 4, 5, 640),
-        (false, 2) => (32, 4, 8, 1024),
+    // element, 4096 x 128256: four of 16 1.08, eight of 8 1.18 (f32), two of 16 with 128 elements 1.07 (bf16); 64 x 151936: eight
+    // of 10 1.27 / 1.70, sixteen of 5 1.24 / 1.66.
+    let (count, fewest, warps, resident) = match elements.size {
+        4 => (64, 4, 16, 640),
+        2 if many => (128, 2, 16, 512),
+        2 => (64, 8, 16, 1024),
         _ => (32, 4, 16, 512),
     };
-    let needed = room(lines, whole, elements, WARP).div_ceil(WARP * count);
+    let needed = room(lines, whole, elements, SECTOR_BYTES).div_ceil(WARP * count);
     let mut blocks = fewest;
     while blocks < largest && needed.div_ceil(blocks) > warps {
         blocks *= 2;
@@ -654,10 +657,10 @@ fn cluster(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan
     // What the next clusters need is fetched where it helped: 64 x 151936 1.18, without 1.28 (f32); 4096 x 128256 1.04, without
     // 1.11 (bf16), but 1.08 and 1.05 (f32).
     let ahead = match (whole, elements.size) {
-        (true, 2) => at_once / 4,
-        (true, _) if blocks >= 8 => at_once / 4,
-        (false, 2) => at_once,
-        (false, _) if blocks >= 8 => at_once / 2,
+        // At an offset of one element, 4096 x 128256 bf16: half 1.07, a quarter 1.12
+        (false, 2) => at_once / 2,
+        (_, 2) => at_once / 4,
+        _ if blocks >= 8 => at_once / 4,
         _ => 0,
     };
     (threads <= MAX_REGISTER_BLOCK && lines.count() <= MAX_GRID / blocks).then(|| Plan {
@@ -669,15 +672,13 @@ fn cluster(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan
 
 fn split(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
     let whole = whole_packs(lines, elements);
-    /// As `kernels/split_softmax.cuh` has it.
-    fn tile_count(whole: bool, elements: Elements) -> usize {
-        match (whole, elements.size) {
-            (_, 8) => 8,
-            (true, 2) => 32,
-            _ => 16,
-        }
-    }
-    let tiles = lines.len.div_ceil(SPLIT_BLOCK * tile_count(whole, elements));
+    // As `kernels/split_softmax.cuh` has it
+    let tile_count = match elements.size {
+        8 => 8,
+        2 => 32,
+        _ => 16,
+    };
+    let tiles = lines.len.div_ceil(SPLIT_BLOCK * tile_count);
     let parts = (2 * device.multiprocessors).div_ceil(lines.count()).min(tiles);
     // The second dimension of a grid
     let possible = lines.inner == 1 && lines.len <= MAX_REGISTER_LINE && lines.count() <= u16::MAX as usize;
@@ -779,8 +780,8 @@ mod tests {
             (
                 lines(8191, 4097, 1),
                 F32,
-                Kernel::Block { count: 16, whole: false },
-                Kernel::Block { count: 16, whole: false },
+                Kernel::Block { count: 64, whole: false },
+                Kernel::Block { count: 64, whole: false },
             ),
             (lines(1024, 32_768, 1), F32, cluster(64), Kernel::Reduce),
             (lines(1024, 32_768, 1), BF16, block(64), block(64)),
@@ -1019,16 +1020,16 @@ mod tests {
                 assert!(grid * block >= lines.count() && plan.shared_bytes <= 48 << 10, "{what}");
             }
             Kernel::Warp { count, whole } => {
-                assert!(count * side_by_side >= room(lines, whole, elements, side_by_side), "{what}");
+                assert!(count * side_by_side >= room(lines, whole, elements, PACK_BYTES), "{what}");
                 assert!(side_by_side <= WARP && grid * (block / side_by_side) >= lines.count(), "{what}");
             }
             Kernel::Block { count, whole } => {
-                assert!(count * block >= room(lines, whole, elements, WARP) && grid == lines.count(), "{what}");
+                assert!(count * block >= room(lines, whole, elements, SECTOR_BYTES) && grid == lines.count(), "{what}");
                 assert!(block <= if elements.size == 4 && count == 64 { 256 } else { 512 }, "{what}");
             }
             Kernel::Cluster { count, whole } => {
                 let threads = block * plan.cluster as usize;
-                assert!(count * threads >= room(lines, whole, elements, WARP) && plan.cluster <= 16, "{what}");
+                assert!(count * threads >= room(lines, whole, elements, SECTOR_BYTES) && plan.cluster <= 16, "{what}");
                 assert!(grid == lines.count() * plan.cluster as usize && block <= 512 && plan.parameter >= 0, "{what}");
             }
             Kernel::SplitApply { .. } => {
