@@ -79,18 +79,15 @@ struct ClusterExchange {
 };
 #endif
 
-// The threads that share a line: 2^shift of a warp, which needs nothing from other warps. SHIFT: where it is known beforehand,
-// or -1.
-template <typename R, int SHIFT = -1>
+// The threads that share a line: 2^shift of a warp, which needs nothing from other warps.
+template <typename R>
 struct WarpGroup {
-    int known_at_run_time;
+    int shift;
     static constexpr bool BLOCK = false;
-    static constexpr int SIZE = SHIFT < 0 ? 0 : 1 << SHIFT;
-    __device__ __forceinline__ int shift() const { return SHIFT < 0 ? known_at_run_time : SHIFT; }
-    __device__ __forceinline__ int size() const { return 1 << shift(); }
+    __device__ __forceinline__ int size() const { return 1 << shift; }
     __device__ __forceinline__ int rank() const { return threadIdx.x & (size() - 1); }
     __device__ __forceinline__ int64_t line() const {
-        return blockIdx.x * int64_t(blockDim.x >> shift()) + (threadIdx.x >> shift());
+        return blockIdx.x * int64_t(blockDim.x >> shift) + (threadIdx.x >> shift);
     }
     template <typename F>
     __device__ __forceinline__ R reduce(R value, F f) const { return warp_group_reduce(value, size(), f); }
@@ -104,7 +101,6 @@ struct WholeBlocks {
     Exchange exchange;
     R* sums;  // MAX_WARPS, in shared memory
     static constexpr bool BLOCK = true;
-    static constexpr int SIZE = 0;
     __device__ __forceinline__ int64_t line() const { return exchange.line(); }
     template <typename F>
     __device__ __forceinline__ R reduce(R value, F f) const { return warp_group_reduce(value, 32, f); }

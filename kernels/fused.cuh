@@ -429,7 +429,7 @@ struct HeldLogits {
 // Threads that share a line hold it in turn, those of a block each warp a run of it.
 template <typename T, int COUNT, int SIZE, bool WINDOW, typename Group>
 __device__ __forceinline__ auto held_logits(const Group& group, const Place& at) {
-    HeldLogits<T, COUNT, SIZE, Group::BLOCK ? WINDOW ? 0 : 32 * SIZE : Group::SIZE * SIZE, WINDOW> held;
+    HeldLogits<T, COUNT, SIZE, Group::BLOCK && !WINDOW ? 32 * SIZE : 0, WINDOW> held;
     int row = 0, row_size = 32 * SIZE;
     if constexpr (Group::BLOCK) {
         // Each warp a run, or in turns, so that a window leaves none without work.
@@ -447,7 +447,8 @@ __device__ __forceinline__ auto held_logits(const Group& group, const Place& at)
     return held;
 }
 
-// Given the greatest of the logits that this thread holds: the maximum and the sum of a line, and what the exponentials that this warp kept are to be multiplied with.
+// Given the greatest of the logits that this thread holds: the maximum and the sum of a line, and what the exponentials that
+// this warp kept are to be multiplied with.
 template <typename R>
 struct FusedLine {
     Normalizer<R> line;
@@ -475,9 +476,9 @@ __device__ __forceinline__ FusedLine<Real<T>> normalize(const Fused<Real<T>>& ca
 template <typename T, int COUNT, int SIZE, bool WINDOW, typename Group>
 __device__ __forceinline__ void fused_lines(const Fused<Real<T>>& call, const Group& group) {
     using R = Real<T>;
-    const int64_t visit = group.line();
-    const bool there = Group::BLOCK || visit < call.lines;
-    Place at = locate<true>(call, there ? visit : 0);
+    const int64_t number = group.line();
+    const bool there = Group::BLOCK || number < call.lines;
+    Place at = locate<true>(call, there ? number : 0);
     if (!there) at.first = at.end = 0;
     auto held = held_logits<T, COUNT, SIZE, WINDOW>(group, at);
     const R own_max = held.load(call, at);
@@ -521,10 +522,10 @@ __device__ __forceinline__ void fused_lines(const Fused<Real<T>>& call, const Gr
 template <typename T, int COUNT, int SIZE, bool WINDOW, typename Group>
 __device__ __forceinline__ void fused_backward_lines(const Fused<Real<T>>& call, const Group& group) {
     using R = Real<T>;
-    const int64_t visit = group.line();
-    const bool there = Group::BLOCK || visit < call.lines;
+    const int64_t number = group.line();
+    const bool there = Group::BLOCK || number < call.lines;
     const int len = static_cast<int>(call.len);
-    Place at = locate<true>(call, there ? visit : 0);
+    Place at = locate<true>(call, there ? number : 0);
     if (!there) at.first = at.end = 0;
     auto held = held_logits<T, COUNT, SIZE, WINDOW>(group, at);
     R g[COUNT];
@@ -739,8 +740,8 @@ __device__ __forceinline__ void fused_backward_line(const FusedLogits<T>& logits
 template <typename T, bool BACKWARD>
 __device__ __forceinline__ void fused_reduce(const Fused<Real<T>>& call) {
     using R = Real<T>;
-    for (int64_t visit = blockIdx.x; visit < call.lines; visit += gridDim.x) {
-        const FusedLogits<T> logits{call, locate<false>(call, visit), int64_t(threadIdx.x), int64_t(blockDim.x)};
+    for (int64_t line = blockIdx.x; line < call.lines; line += gridDim.x) {
+        const FusedLogits<T> logits{call, locate<false>(call, line), int64_t(threadIdx.x), int64_t(blockDim.x)};
         const auto reduce = [](SoftmaxState<R> state) { return block_reduce(state); };
         if constexpr (BACKWARD) {
             fused_backward_line(logits, threadIdx.x == 0, reduce, [](CompensatedSum<R> sum) { return block_reduce(sum); });
@@ -754,8 +755,8 @@ __device__ __forceinline__ void fused_reduce(const Fused<Real<T>>& call) {
 template <typename T, bool BACKWARD>
 __device__ __forceinline__ void fused_columns(const Fused<Real<T>>& call) {
     using R = Real<T>;
-    for (int64_t visit = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; visit < call.lines; visit += gridDim.x * int64_t(blockDim.x)) {
-        const FusedLogits<T> logits{call, locate<false>(call, visit), 0, 1};
+    for (int64_t line = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; line < call.lines; line += gridDim.x * int64_t(blockDim.x)) {
+        const FusedLogits<T> logits{call, locate<false>(call, line), 0, 1};
         const auto reduce = [](SoftmaxState<R> state) { return state; };
         if constexpr (BACKWARD) {
             fused_backward_line(logits, true, reduce, [](CompensatedSum<R> sum) { return sum; });

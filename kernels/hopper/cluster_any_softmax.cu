@@ -1,5 +1,4 @@
-// Longer lines of any length at any offset, in the registers of a cluster's blocks. No block has 640 threads: the bound leaves
-// a thread the registers with which a multiprocessor holds two blocks of 320.
+// Longer lines of any length at any offset, in the registers of a cluster's blocks, bound as in cluster_softmax.cu.
 #include "../register_softmax.cuh"
 
 #define HALF(dtype, T) BOTH(CLUSTER_KERNEL, cluster_any, dtype, T, 64, false, 512, 2)

@@ -74,6 +74,7 @@ impl Key {
             Kernel::Reduce => named("reduce_softmax", format!("reduce_{log}softmax")),
             // Short lines of both kinds are in one file.
             Kernel::Warp { count, whole } => named("warp_softmax", packed("warp", whole, Some(count)).1),
+            Kernel::Block { count: 64, whole: false } => packed("block_long", false, Some(64)),
             Kernel::Block { count, whole } => packed("block", whole, Some(count)),
             Kernel::Cluster { count: 128, whole } => packed("cluster_long", whole, Some(128)),
             Kernel::Cluster { count, whole } => packed("cluster", whole, Some(count)),

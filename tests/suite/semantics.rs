@@ -76,6 +76,28 @@ fn minus_inf_beside_finite_numbers_gives_exact_zero() -> Result<()> {
     Ok(())
 }
 
+/// What lies beside a line in memory, here NaN, +∞ or a line of other numbers, reaches none of its results.
+#[test]
+fn lines_that_begin_at_any_element() -> Result<()> {
+    let lengths =
+        [1, 3, 7, 8, 13, 24, 31, 64, 100, 129, 513, 1000, 1032, 2049, 4097, 5000, 8193, 16_385, 33_000, 140_001];
+    for (device, dtype) in devices().into_iter().flat_map(|device| DTYPES.map(|dtype| (device.clone(), dtype))) {
+        for len in lengths.into_iter().filter(|len| within_cap(3 * len + 20)) {
+            for (offset, behind) in (0..if len > 5000 { 3 } else { 9 }).flat_map(|offset| [(offset, 0), (offset, 5)]) {
+                let lines = normal(3 * len, 5.0, len as u64).into_iter().enumerate();
+                let lines = lines.map(|(i, x)| if i / len == 1 { x + 100.0 } else { x });
+                let before = std::iter::repeat_n(f64::NAN, offset);
+                let all: Vec<f64> = before.chain(lines).chain(std::iter::repeat_n(f64::INFINITY, behind)).collect();
+                let all = tensor(&all, all.len(), dtype, &device)?;
+                for op in Op::ANY_DIM {
+                    check(op, &all.narrow(0, offset, 3 * len)?.reshape((3, len))?, 1)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn lines_of_length_one() -> Result<()> {
     for device in devices() {
