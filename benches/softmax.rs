@@ -3,6 +3,7 @@
 //!
 //!     cargo bench --features cuda --bench softmax -- --peers peers.csv --out benches/results/h200.csv --plots plots
 //!     cargo bench --bench softmax -- --device cpu --quick
+//!     cargo bench --bench softmax -- --device cpu --around --out benches/results/cpu-around.csv
 //!     cargo bench --bench softmax -- --from benches/results/h200.csv --peers peers.csv --plots plots
 //!
 //! A kernel's ceiling is a copy: it reads and writes each element once, as softmax has to.
@@ -142,7 +143,6 @@ fn measure(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
         Device::Cuda(_) if args.around => gpu::run_around(args, &device),
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => gpu::run(args, &device),
-        _ if args.around => bail!("--around is measured on a GPU, and there is none"),
         _ if args.first_call => bail!("--first-call is about the GPU, and there is none"),
         _ => cpu::run(args),
     }
@@ -152,6 +152,7 @@ fn known_shapes() -> Vec<String> {
     let gpu = shapes::GPU_SHAPES.iter().map(|shape| shape.dims);
     let cpu = shapes::CPU_SHAPES.iter().map(|shape| shape.dims);
     let around = around::AROUND.iter().map(|around| around.dims);
+    let around = around.chain(around::CPU_AROUND.iter().map(|around| around.dims));
     let mut names: Vec<String> = gpu.chain(cpu).chain(around).map(shapes::shape_name).collect();
     names.sort();
     names.dedup();

@@ -1,13 +1,13 @@
 //! What models have around softmax: which calls are timed, what they should take at most, and the table of results.
 
-use crate::report::Row;
-use crate::shapes::{Shape, Target, OURS};
-use candle_core::{DType, Tensor};
+use crate::report::{find, Row};
+use crate::shapes::{Shape, Target, COMPOSED, OURS};
+use candle_core::{DType, Device, Result, Tensor};
 use candle_softmax::{loss::CrossEntropy, ops, testing, testing::CrossEntropyKernels, Softmax};
 
 /// A call on tensors that were made for it.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-pub type Call = Box<dyn Fn() -> candle_core::Result<Tensor>>;
+pub type Call = Box<dyn Fn() -> Result<Tensor>>;
 
 /// Calls to be timed, by name, on one tensor.
 pub struct Around {
@@ -63,6 +63,126 @@ pub const AROUND: &[Around] = &[
     },
 ];
 
+/// On the CPU: calls of the builder to be timed beside plain softmax, by name.
+pub struct CpuAround {
+    pub dims: &'static [usize],
+    pub dim: usize,
+    pub calls: &'static [&'static str],
+    /// Those that are timed out of candle's ops, too.
+    pub composed: &'static [&'static str],
+    /// Those whose backward passes are timed, both ways.
+    pub backward: &'static [&'static str],
+}
+
+const ATTENTION: &[&str] = &[
+    "scale",
+    "scale + bias",
+    "scale + full bias",
+    "scale + causal",
+    "scale + window",
+    "scale + mask",
+    "scale + sinks",
+    "softcap",
+    "dropout",
+];
+
+pub const CPU_AROUND: &[CpuAround] = &[
+    CpuAround {
+        dims: &[8, 16, 512, 512],
+        dim: 3,
+        calls: ATTENTION,
+        composed: &["scale + bias", "scale + causal"],
+        backward: &["scale", "scale + causal"],
+    },
+    CpuAround {
+        dims: &[32, 16, 64, 64],
+        dim: 3,
+        calls: ATTENTION,
+        composed: &["scale", "scale + bias", "scale + causal", "scale + mask", "softcap", "dropout"],
+        backward: &["scale", "scale + causal"],
+    },
+    CpuAround {
+        dims: &[1024, 32_768],
+        dim: 1,
+        calls: &["scale", "scale + bias", "scale + full bias", "scale + mask", "softcap", "dropout"],
+        composed: &["scale + bias"],
+        backward: &["scale"],
+    },
+    CpuAround {
+        dims: &[64, 1000, 128],
+        dim: 1,
+        calls: &["scale", "scale + bias", "scale + full bias", "scale + mask", "scale + sinks", "softcap", "dropout"],
+        composed: &["scale + bias", "softcap"],
+        backward: &["scale"],
+    },
+];
+
+const SCALE: f64 = 1.0 / 8.0;
+const CAP: f64 = 50.0;
+const DROPPED: f32 = 0.1;
+
+/// Softmax with what a name says around it, by the builder and out of candle's ops.
+pub struct Options {
+    pub softmax: Softmax,
+    dim: usize,
+    bias: Option<Tensor>,
+    mask: Option<Tensor>,
+    cap: bool,
+    dropout: bool,
+}
+
+impl Options {
+    /// `normal` makes normal numbers of a shape.
+    pub fn new(name: &str, dims: &[usize], dim: usize, normal: impl Fn(&[usize]) -> Result<Tensor>) -> Result<Self> {
+        // Shared by the heads or, where there are none, by all of the first dimension.
+        let mut shared = dims.to_vec();
+        shared[if dims.len() == 4 { 1 } else { 0 }] = 1;
+        let softmax = Softmax::new().dim(dim).scale(SCALE);
+        let plain = Self { softmax: softmax.clone(), dim, bias: None, mask: None, cap: false, dropout: false };
+        Ok(match name {
+            "scale" => plain,
+            "scale + bias" | "scale + full bias" => {
+                let bias = normal(if name == "scale + bias" { &shared } else { dims })?;
+                Self { softmax: softmax.bias(&bias), bias: Some(bias), ..plain }
+            }
+            "scale + causal" => {
+                let mask = Tensor::tril2(dims[dim], DType::U8, &Device::Cpu)?;
+                Self { softmax: softmax.causal(), mask: Some(mask), ..plain }
+            }
+            "scale + window" => Self { softmax: softmax.window(dims[dim] / 4, 0), ..plain },
+            "scale + mask" => {
+                let mask = normal(&shared)?.gt(0.0)?;
+                Self { softmax: softmax.mask(&mask), mask: Some(mask), ..plain }
+            }
+            "scale + sinks" => Self { softmax: softmax.sinks(&normal(&[dims[dims.len() - 3]])?), ..plain },
+            "softcap" => Self { softmax: softmax.softcap(CAP), cap: true, ..plain },
+            "dropout" => Self { softmax: softmax.dropout(f64::from(DROPPED), 42), dropout: true, ..plain },
+            other => candle_core::bail!("there is no call {other}"),
+        })
+    }
+
+    /// As models have it without the builder, with `softmax` along the dimension. There is no such form of window and sinks.
+    pub fn composed(&self, xs: &Tensor, softmax: impl Fn(&Tensor, usize) -> Result<Tensor>) -> Result<Tensor> {
+        let mut z = (xs * SCALE)?;
+        if self.cap {
+            z = ((z / CAP)?.tanh()? * CAP)?;
+        }
+        if let Some(bias) = &self.bias {
+            z = z.broadcast_add(bias)?;
+        }
+        if let Some(mask) = &self.mask {
+            let none = Tensor::new(f32::NEG_INFINITY, xs.device())?.to_dtype(xs.dtype())?;
+            z = mask.broadcast_as(z.shape())?.where_cond(&z, &none.broadcast_as(z.shape())?)?;
+        }
+        let p = softmax(&z, self.dim)?;
+        if self.dropout {
+            candle_nn::ops::dropout(&p, DROPPED)
+        } else {
+            Ok(p)
+        }
+    }
+}
+
 /// What a kernel should take at most, over the time of a copy of the same tensor; `time` is that of another call on it.
 fn target(row: &Row, time: impl Fn(&str) -> Option<f64>, copy: f64) -> Option<f64> {
     Some(match (row.op.as_str(), row.shape.as_str()) {
@@ -80,7 +200,7 @@ fn target(row: &Row, time: impl Fn(&str) -> Option<f64>, copy: f64) -> Option<f6
 
 /// The call of that name on tensors of that shape: normal numbers of deviation 3.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-pub fn call(name: &str, dims: &[usize], dtype: DType, device: &candle_core::Device) -> candle_core::Result<Call> {
+pub fn call(name: &str, dims: &[usize], dtype: DType, device: &Device) -> Result<Call> {
     // Apart from each other: of tensors whose sizes are powers of two, one behind the other, elements of the same place may be in
     // the same banks of the memory, which takes up to 10 % longer.
     const APART: usize = 9 << 20;
@@ -90,7 +210,6 @@ pub fn call(name: &str, dims: &[usize], dtype: DType, device: &candle_core::Devi
     };
     let xs = normal(dims)?;
     let last = dims.len() - 1;
-    let scale = 1.0 / 8.0;
     Ok(match name {
         "softmax_backward" | "log_softmax_backward" => {
             let log = name != "softmax_backward";
@@ -113,33 +232,66 @@ pub fn call(name: &str, dims: &[usize], dtype: DType, device: &candle_core::Devi
         }
         "softmax" => Box::new(move || ops::softmax(&xs, last)),
         "scale backward" | "scale + causal backward" => {
-            let softmax = Softmax::new().scale(scale);
-            let softmax = if name == "scale backward" { softmax } else { softmax.causal() };
-            let g = normal(dims)?;
+            let of = name.trim_end_matches(" backward");
+            let (softmax, g) = (Options::new(of, dims, last, normal)?.softmax, normal(dims)?);
             Box::new(move || testing::builder_backward(&softmax, &xs, &g))
         }
         _ => {
-            let softmax = Softmax::new().scale(scale);
-            let softmax = match name {
-                "scale" => softmax,
-                "scale + bias" => softmax.bias(&normal(&[dims[0], 1, dims[2], dims[3]])?),
-                "scale + causal" => softmax.causal(),
-                "scale + mask" => {
-                    let random = Tensor::rand(0f32, 1f32, (dims[0], 1, dims[2], dims[3]), device)?;
-                    softmax.mask(&random.gt(0.5)?)
-                }
-                "scale + sinks" => softmax.sinks(&normal(&[dims[1]])?),
-                "dropout" => softmax.dropout(0.1, 42),
-                "softcap" => softmax.softcap(50.0),
-                other => candle_core::bail!("there is no call {other}"),
-            };
+            let softmax = Options::new(name, dims, last, normal)?.softmax;
             Box::new(move || softmax.forward(&xs))
         }
     })
 }
 
-/// The table: microseconds, over the copy, and the target.
+/// What a call on the CPU should take at most, over plain softmax of the same tensor.
+fn cpu_target(op: &str) -> Option<f64> {
+    match op {
+        "softmax" => None,
+        "softcap" => Some(2.0),
+        "dropout" => Some(2.5),
+        // Three tensors instead of two.
+        "scale + full bias" => Some(1.2 * 1.5),
+        op if op.ends_with(BACKWARD) => None,
+        _ => Some(1.2),
+    }
+}
+
+/// What the name of a backward pass ends with.
+pub const BACKWARD: &str = " backward";
+/// How many times faster than candle's ops the builder is to be.
+const OVER_COMPOSED: f64 = 4.0;
+
+/// The table of the CPU: microseconds, over plain softmax (or its backward pass), and candle's ops over ours.
+fn print_cpu(rows: &[Row]) {
+    println!("| op | shape | dim | dtype | threads | µs | over softmax | target | candle ops over ours | target |");
+    println!("|---|---|---|---|---|---|---|---|---|---|");
+    let verdict = |target: f64, met: bool| format!("{target:.1}{}", if met { "" } else { ", missed" });
+    for row in rows.iter().filter(|row| row.implementation == OURS) {
+        let plain = if row.op.ends_with(BACKWARD) { "softmax backward" } else { "softmax" };
+        let plain = find(rows, row, plain, OURS).and_then(Row::any);
+        let (Some(us), Some(plain)) = (row.any(), plain) else { continue };
+        let target = cpu_target(&row.op).map(|target| verdict(target, us / plain <= target));
+        let composed = find(rows, row, &row.op, COMPOSED).and_then(Row::any).map(|composed| composed / us);
+        println!(
+            "| {} | {} | {} | {} | {} | {us:.1} | {:.2} | {} | {} | {} |",
+            row.op,
+            row.shape,
+            row.dim,
+            row.dtype,
+            row.threads.unwrap_or_default(),
+            us / plain,
+            target.unwrap_or_default(),
+            composed.map_or(String::new(), |ratio| format!("{ratio:.1}")),
+            composed.map_or(String::new(), |ratio| verdict(OVER_COMPOSED, ratio >= OVER_COMPOSED)),
+        );
+    }
+}
+
+/// The table: microseconds, over the copy, and the target; the CPU has one of its own.
 pub fn print(rows: &[Row]) {
+    if rows.iter().any(|row| row.threads.is_some()) {
+        return print_cpu(rows);
+    }
     let time = |row: &Row, op: &str| {
         let same = |other: &&Row| other.op == op && (&other.shape, &other.dtype) == (&row.shape, &row.dtype);
         rows.iter().filter(same).filter_map(Row::any).reduce(f64::min)

@@ -1,11 +1,13 @@
 //! Measures on the CPU, in a process of its own for each number of threads.
 
+use crate::around::{CpuAround, Options, CPU_AROUND};
 use crate::report::{parse_csv, to_csv, Facts, Row};
 use crate::shapes::{
-    dim_name, shape_name, CpuShape, CANDLE, CANDLE_LAST_DIM, CPU_SHAPES, OURS, OURS_IN_PLACE, OURS_OUT,
+    dim_name, sample_lines, shape_name, CpuShape, CANDLE, CANDLE_LAST_DIM, COMPOSED, CPU_SHAPES, OURS, OURS_IN_PLACE,
+    OURS_OUT,
 };
 use crate::{check, common, median, Args};
-use anyhow::{ensure, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
 use candle_core::{scalar::Scalar, CpuStorage, DType, Device, Storage, Tensor, Var};
 use candle_softmax::{ops, testing, testing::Op};
 use half::{bf16, f16};
@@ -16,7 +18,7 @@ use std::time::{Duration, Instant};
 
 pub fn run(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
     if args.child {
-        print!("{}", to_csv(&measure(args)?));
+        print!("{}", to_csv(&if args.around { measure_around(args)? } else { measure(args)? }));
         return Ok((Vec::new(), Vec::new()));
     }
     let mut rows = Vec::new();
@@ -27,6 +29,9 @@ pub fn run(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
         command.args(["--device", "cpu", "--child", "--dtypes", &dtypes.join(",")]);
         if args.quick {
             command.arg("--quick");
+        }
+        if args.around {
+            command.arg("--around");
         }
         if !args.shapes.is_empty() {
             command.args(["--shapes", &args.shapes.join(",")]);
@@ -57,11 +62,15 @@ fn discard(result: candle_core::Result<Tensor>) -> Result<()> {
     Ok(())
 }
 
-fn measure(args: &Args) -> Result<Vec<Row>> {
+fn facts() -> Result<Facts> {
     let device = common::device_name(&Device::Cpu)?;
     // The number of threads has a column of its own.
     let device = device.split(" (").next().unwrap_or_default().to_string();
-    let facts = Facts { device, driver: String::new(), toolkit: String::new(), date: crate::common::today()? };
+    Ok(Facts { device, driver: String::new(), toolkit: String::new(), date: crate::common::today()? })
+}
+
+fn measure(args: &Args) -> Result<Vec<Row>> {
+    let facts = facts()?;
     let threads = rayon::current_num_threads();
     let mut rows = Vec::new();
     for shape in CPU_SHAPES.iter().filter(|shape| args.wants(shape.dims)) {
@@ -70,7 +79,8 @@ fn measure(args: &Args) -> Result<Vec<Row>> {
             let case = Case::new(shape, dtype)?;
             let errors = [case.check(Op::Chosen)?, case.check(Op::ChosenLog)?];
             for group in case.contenders()? {
-                let times = time(&group, args.quick)?;
+                let (seconds, least) = if args.quick { (0.1, 3) } else { (0.7, 5) };
+                let times = time(&group, seconds, least)?;
                 for ((op, implementation, _), us) in group.iter().zip(times) {
                     let max_error = match (*op, *implementation) {
                         ("softmax", OURS | OURS_OUT) => Some(errors[0]),
@@ -100,13 +110,109 @@ fn measure(args: &Args) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// What models have around softmax beside plain softmax, and beside the same out of candle's ops.
+fn measure_around(args: &Args) -> Result<Vec<Row>> {
+    let facts = facts()?;
+    let threads = rayon::current_num_threads();
+    let (seconds, least) = if args.quick { (0.02, 3) } else { (0.2, 3) };
+    let mut rows = Vec::new();
+    for around in CPU_AROUND.iter().filter(|around| args.wants(around.dims)) {
+        for &dtype in &args.dtypes {
+            eprintln!("{threads} threads: {} {}", shape_name(around.dims), dtype.as_str());
+            let xs = normal(around.dims, dtype)?;
+            let calls: Vec<(&'static str, Options)> = (around.calls.iter())
+                .map(|&name| Ok((name, Options::new(name, around.dims, around.dim, |dims| normal(dims, dtype))?)))
+                .collect::<candle_core::Result<_>>()?;
+            for group in [around_forward(around, &xs, &calls)?, around_backward(around, &xs, &calls)?] {
+                let times = time(&group, seconds, least)?;
+                rows.extend(group.iter().zip(times).map(|((op, implementation, _), us)| Row {
+                    op: op.to_string(),
+                    shape: shape_name(around.dims),
+                    dim: dim_name(around.dims, around.dim),
+                    dtype: dtype.as_str().into(),
+                    implementation: implementation.to_string(),
+                    call_us: Some(us),
+                    threads: Some(threads),
+                    facts: facts.clone(),
+                    ..Row::default()
+                }));
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn around_forward<'a>(
+    around: &'a CpuAround,
+    xs: &'a Tensor,
+    calls: &'a [(&'static str, Options)],
+) -> Result<Vec<Contender<'a>>> {
+    let dim = around.dim;
+    let mut group: Vec<Contender> = vec![("softmax", OURS, Box::new(move || discard(ops::softmax(xs, dim))))];
+    for (name, options) in calls {
+        let (ours, composed) = (move || options.softmax.forward(xs), move || options.composed(xs, candle_softmax));
+        if around.composed.contains(name) {
+            if xs.dtype() == DType::F32 && *name != "dropout" {
+                agree(&ours()?, &composed()?, dim).with_context(|| format!("{name} of {}", shape_name(around.dims)))?;
+            }
+            group.push((name, COMPOSED, Box::new(move || discard(composed()))));
+        }
+        group.push((name, OURS, Box::new(move || discard(ours()))));
+    }
+    Ok(group)
+}
+
+fn around_backward<'a>(
+    around: &CpuAround,
+    xs: &'a Tensor,
+    calls: &'a [(&'static str, Options)],
+) -> Result<Vec<Contender<'a>>> {
+    let dim = around.dim;
+    let mut group = vec![
+        backward("softmax backward", OURS, xs, |xs| ops::softmax(xs, dim))?,
+        backward("softmax backward", COMPOSED, xs, |xs| candle_nn::ops::softmax(xs, dim))?,
+    ];
+    for (name, options) in calls.iter().filter(|(name, _)| around.backward.contains(name)) {
+        let op = match *name {
+            "scale" => "scale backward",
+            "scale + causal" => "scale + causal backward",
+            other => bail!("the backward pass of {other} has no name"),
+        };
+        group.push(backward(op, OURS, xs, |xs| options.softmax.forward(xs))?);
+        group.push(backward(op, COMPOSED, xs, |xs| options.composed(xs, candle_nn::ops::softmax))?);
+    }
+    Ok(group)
+}
+
+/// The faster of candle's two.
+fn candle_softmax(xs: &Tensor, dim: usize) -> candle_core::Result<Tensor> {
+    if dim + 1 == xs.rank() {
+        candle_nn::ops::softmax_last_dim(xs)
+    } else {
+        candle_nn::ops::softmax(xs, dim)
+    }
+}
+
+/// An error where two f32 results are further apart than rounding makes them.
+fn agree(ours: &Tensor, composed: &Tensor, dim: usize) -> Result<()> {
+    for [a, b] in sample_lines([ours, composed], dim)? {
+        let apart = (a - b)?.abs()?.max_all()?.to_scalar::<f32>()?;
+        ensure!(apart <= 1e-5, "results {apart:e} apart");
+    }
+    Ok(())
+}
+
+/// A block of values again and again; its odd length keeps the lines different.
+fn normal(dims: &[usize], dtype: DType) -> candle_core::Result<Tensor> {
+    let block = common::normal(&mut StdRng::seed_from_u64(42), 1_000_003, 3.0);
+    let len = dims.iter().product();
+    let values: Vec<f32> = block.iter().copied().cycle().take(len).collect();
+    Tensor::from_vec(values, dims, &Device::Cpu)?.to_dtype(dtype)
+}
+
 impl<'a> Case<'a> {
     fn new(shape: &'a CpuShape, dtype: DType) -> Result<Self> {
-        // A block of values again and again; its odd length keeps the lines different.
-        let block = common::normal(&mut StdRng::seed_from_u64(42), 1_000_003, 3.0);
-        let len = shape.dims.iter().product();
-        let values: Vec<f32> = block.iter().copied().cycle().take(len).collect();
-        let xs = Tensor::from_vec(values, shape.dims, &Device::Cpu)?.to_dtype(dtype)?;
+        let xs = normal(shape.dims, dtype)?;
         let out = Tensor::ones(shape.dims, dtype, &Device::Cpu)?;
         let again = xs.copy()?;
         Ok(Self { shape, dtype, xs, out, again })
@@ -204,19 +310,18 @@ fn copy(from: &Tensor, to: &Tensor) -> Result<()> {
     Ok(to.inplace_op1(&CopyFrom(from))?)
 }
 
-/// Microseconds a call, medians of calls in turn.
-fn time(group: &[Contender], quick: bool) -> Result<Vec<f64>> {
+/// Microseconds a call, medians of calls in turn: of as many as fit into so many seconds each, and of `least` at least.
+fn time(group: &[Contender], seconds: f64, least: usize) -> Result<Vec<f64>> {
     let once = |contender: &Contender| -> Result<Duration> {
         let start = Instant::now();
         (contender.2)()?;
         Ok(start.elapsed())
     };
-    let seconds = if quick { 0.1 } else { 0.7 };
     let mut runs = Vec::new();
     for contender in group {
         once(contender)?;
         let fits = (seconds / once(contender)?.as_secs_f64().max(1e-6)) as usize;
-        runs.push(fits.clamp(if quick { 3 } else { 5 }, 300));
+        runs.push(fits.clamp(least, 300));
     }
     let most = runs.iter().copied().max().unwrap_or_default();
     let mut times = vec![Vec::new(); group.len()];

@@ -130,6 +130,7 @@ pub const OURS_OUT: &str = "candle-softmax out";
 pub const OURS_IN_PLACE: &str = "candle-softmax in place";
 pub const CANDLE: &str = "candle softmax";
 pub const CANDLE_LAST_DIM: &str = "candle last_dim";
+pub const COMPOSED: &str = "candle ops";
 
 const fn goal(
     shape: &'static str,
