@@ -27,9 +27,10 @@ pub(crate) struct Window {
 impl Window {
     /// The first key that takes part and the one after the last; the same where none does.
     pub fn keys(&self, query: usize, keys: usize) -> (usize, usize) {
-        let position = query as i128 + keys as i128 - self.queries as i128;
-        let first = (position - self.before as i128).clamp(0, keys as i128);
-        let end = (position + self.after as i128 + 1).clamp(first, keys as i128);
+        // Sizes of tensors, which no isize is too small for; how far to look may be anything.
+        let position = query as isize + keys as isize - self.queries as isize;
+        let first = position.saturating_sub_unsigned(self.before).clamp(0, keys as isize);
+        let end = position.saturating_add_unsigned(self.after).saturating_add(1).clamp(first, keys as isize);
         (first as usize, end as usize)
     }
 }

@@ -1,8 +1,9 @@
 //! The dtypes on the CPU: read as the type that is computed in, written with one rounding.
 
-use super::fused::Wide;
+use super::fused::{Any, Wide};
 use super::lanes::{Lanes, Pack};
 use super::level::Simd;
+use super::memory::Elements;
 use half::{bf16, f16};
 
 /// Where a line that is too long for the first cache keeps exponentials relative to a reference that is not the maximum.
@@ -22,6 +23,9 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     const KEEP: Keep;
     /// Vectors of `Real`.
     type Lanes<S: Simd>: Lanes<Real = Self::Real>;
+
+    /// Elements of any dtype, if they are of this one.
+    fn of<'a>(any: &Any<'a>) -> Option<Elements<'a, Self>>;
 
     /// # Safety
     /// The CPU has the instructions of `S`, and `from` is valid for reads of a vector.
@@ -114,6 +118,12 @@ macro_rules! real_element {
             const KEEP: Keep = Keep::$Keep;
             type Lanes<S: Simd> = S::$Lanes;
 
+            fn of<'a>(any: &Any<'a>) -> Option<Elements<'a, Self>> {
+                match any {
+                    Any::$Lanes(elements) => Some(*elements),
+                    _ => None,
+                }
+            }
             #[inline(always)]
             unsafe fn load<S: Simd>(from: *const Self) -> S::$Lanes {
                 unsafe { S::$Lanes::load(from) }
@@ -137,13 +147,19 @@ real_element!(f32, F32, InOutput);
 real_element!(f64, F64, Nowhere);
 
 macro_rules! half_element {
-    ($half:ident, $widen:ident, $round:ident) => {
+    ($half:ident, $Variant:ident, $widen:ident, $round:ident) => {
         // SAFETY of all: as promised by the caller; a half is its bits.
         impl Element for $half {
             type Real = f32;
             const KEEP: Keep = Keep::Aside;
             type Lanes<S: Simd> = S::F32;
 
+            fn of<'a>(any: &Any<'a>) -> Option<Elements<'a, Self>> {
+                match any {
+                    Any::$Variant(elements) => Some(*elements),
+                    _ => None,
+                }
+            }
             #[inline(always)]
             unsafe fn load<S: Simd>(from: *const Self) -> S::F32 {
                 S::$widen(unsafe { S::U16::load(from.cast()) })
@@ -163,5 +179,5 @@ macro_rules! half_element {
         }
     };
 }
-half_element!(f16, f16_to_f32, f32_to_f16);
-half_element!(bf16, bf16_to_f32, f32_to_bf16);
+half_element!(f16, F16, f16_to_f32, f32_to_f16);
+half_element!(bf16, BF16, bf16_to_f32, f32_to_bf16);

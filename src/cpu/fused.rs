@@ -9,7 +9,8 @@ use super::lanes::{fold, Lanes, Pack};
 use super::level::{Level, Simd, Task};
 use super::memory::{filled, Elements, Unfilled};
 use super::random::{self, PER_COUNTER};
-use super::rows::{blocks, CacheLines, AHEAD, BLOCK_VECTORS};
+use super::rows::{blocks, CacheLines, AHEAD, BLOCK_VECTORS, FAR_APART, IN_WORK, MAX_LAG};
+use super::statistics::one;
 use super::{run, Element, Pass};
 use crate::fused::{Around, Geometry, Gradients, MaskedRows, Operand, Options, Place};
 use crate::lines::unsupported_dtype;
@@ -19,7 +20,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Result, WithDType};
 use half::{bf16, f16};
 use std::mem::MaybeUninit;
-use std::ops::Range;
+use std::ops::{Add, Range};
 
 const NAME: &str = "fused-softmax";
 
@@ -401,7 +402,14 @@ impl<T: Element> Call<'_, T> {
     unsafe fn sink<S: Simd>(&self, at: usize) -> Option<T::Real> {
         let sinks = self.sinks?;
         // SAFETY: one element is there; the rest by the caller's promise.
-        Some(unsafe { T::load_part::<S>(sinks.at(at, 1), 1).sum_across() })
+        Some(unsafe { one::<S, T>(sinks.at(at, 1)) })
+    }
+
+    /// Whether logits are made of neighbours in memory, and become probabilities. Of long lines with a window less is read
+    /// otherwise.
+    fn is_of_neighbours(&self) -> bool {
+        let neighbours = self.geometry.bias_step <= 1 && (self.mask.is_none() || self.geometry.mask_step == 1);
+        neighbours && (self.options.window.is_none() || self.geometry.lines.len <= FAR_APART) && !self.is_log()
     }
 
     /// Those of a run along the last dimension.
@@ -451,7 +459,7 @@ impl<T: Element> Call<'_, T> {
     unsafe fn shift<S: Simd>(&self, run: &Run<T::Real>, steps: Steps) -> T::Lanes<S> {
         T::Lanes::<S>::splat(match self.bias {
             // SAFETY: one element is there; the rest by the caller's promise.
-            Some(bias) if steps.bias == 0 => unsafe { T::load_part::<S>(bias.at(run.bias, 1), 1).sum_across() },
+            Some(bias) if steps.bias == 0 => unsafe { one::<S, T>(bias.at(run.bias, 1)) },
             _ => T::Real::ZERO,
         })
     }
@@ -661,6 +669,115 @@ struct Rows<'a, T: Element> {
     out: Any<'a>,
 }
 
+/// A line in work, by where its elements are.
+#[derive(Clone, Copy)]
+struct Turn<T: Element> {
+    scores: *const T,
+    /// Null unless there is one for each element.
+    bias: *const T,
+    /// Null unless there is a mask.
+    mask: *const u8,
+    /// The bias where there is one for all.
+    shift: T::Real,
+    /// Which elements are not outside of the window.
+    first: usize,
+    end: usize,
+    sink: T::Real,
+}
+
+/// From `MAX_LANES − n` on: a byte for each lane, 0 for the first n.
+const BEFORE: [u8; 2 * MAX_LANES] = {
+    let mut bytes = [1; 2 * MAX_LANES];
+    let mut i = 0;
+    while i < MAX_LANES {
+        bytes[i] = 0;
+        i += 1;
+    }
+    bytes
+};
+
+/// Lines in work, by their number from the first of them.
+struct InTurns<R> {
+    /// The logits, then the exponentials of the last `ring` lines, `room` apart; a power of two.
+    held: *mut R,
+    ring: usize,
+    room: usize,
+    len: usize,
+    /// How many elements are asked for ahead of the sum.
+    ahead: usize,
+}
+
+impl<R: Real> InTurns<R> {
+    #[inline(always)]
+    fn held(&self, line: usize) -> *mut R {
+        self.held.wrapping_add((line & (self.ring - 1)) * self.room)
+    }
+
+    /// Σ exp(logit − max) of the line in a vector, whose terms take the logits' place. `meanwhile(start, count)` is called for
+    /// each vector of a line.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and the logits of the line are there, from the scores `xs` on.
+    #[inline(always)]
+    unsafe fn sum<S: Simd, T: Element<Real = R>>(
+        &self,
+        line: usize,
+        xs: *const T,
+        max: R,
+        mut meanwhile: impl FnMut(usize, usize),
+    ) -> T::Lanes<S> {
+        let held = self.held(line);
+        // Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
+        let reference = T::Lanes::<S>::splat(max.or_greater(R::LOWEST));
+        fold(
+            self.len,
+            T::Lanes::<S>::splat(R::ZERO),
+            #[inline(always)]
+            |sum, i, count| {
+                S::prefetch(xs.wrapping_add(self.ahead + i));
+                // SAFETY: as promised by the caller; all vectors are whole.
+                let exp = unsafe {
+                    let exp = (T::Lanes::<S>::load(held.add(i)) - reference).exp();
+                    exp.store(held.add(i));
+                    exp
+                };
+                meanwhile(i, count);
+                sum + exp
+            },
+            T::Lanes::<S>::add,
+        )
+    }
+
+    /// What writes the results of a line, vector by vector.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, the line's exponentials are there, `to` is valid for writes of the line, `keep` for
+    /// reads of a byte for each and a vector more, and the function answered is called for vectors in a line.
+    #[inline(always)]
+    unsafe fn results<S: Simd, T: Element<Real = R>>(
+        &self,
+        line: usize,
+        to: *mut T,
+        scale: R,
+        keep: Option<*const u8>,
+    ) -> impl FnMut(usize, usize) {
+        let (from, scale) = (self.held(line), T::Lanes::<S>::splat(scale));
+        #[inline(always)]
+        move |i, count| {
+            // SAFETY of the block: as promised by the caller.
+            unsafe {
+                let mut result = T::Lanes::<S>::load(from.add(i)) * scale;
+                if let Some(keep) = keep {
+                    result = result.where_kept(keep.add(i), R::ZERO);
+                }
+                // Memory that is written is read first.
+                S::prefetch(to.wrapping_add(i + AHEAD));
+                T::put::<S>(result, to.add(i), count);
+            }
+        }
+    }
+}
+
 impl<T: Element> Rows<'_, T> {
     /// Writes what the elements in `range` become that are outside of the window.
     ///
@@ -687,6 +804,253 @@ impl<T: Element> Rows<'_, T> {
         unsafe {
             self.out.fill(place.scores + range.start, keys.start - range.start, x);
             self.out.fill(place.scores + keys.end, range.end - keys.end, x);
+        }
+    }
+
+    /// Lines of a block at most whose logits are made of neighbours in memory, to results of the scores' dtype: three in work
+    /// at a time, as [`rows::Softmax`](super::rows::Softmax) has short lines.
+    ///
+    /// # Safety
+    /// As of [`Pass::whole`], with 0 < `len` ≤ a block, and `out` is where the results are to be.
+    #[inline(always)]
+    unsafe fn short<S: Simd>(&self, lines: Range<usize>, len: usize, out: Elements<T>) {
+        let (scale, none) = (T::Lanes::<S>::splat(self.call.scale), T::Real::NEG_INFINITY);
+        let cap: Option<[T::Lanes<S>; 2]> = self.call.cap.map(|(inverse, cap)| [inverse, cap].map(Number::splat));
+        let bias = self.call.bias.is_some() && self.call.geometry.bias_step != 0;
+        let (mask, window) = (self.call.mask.is_some(), self.call.options.window.is_some());
+        let shift = {
+            #[inline(always)]
+            |turn: &Turn<T>| T::Lanes::<S>::splat(turn.shift)
+        };
+        // SAFETY of the block: the elements are there, and the rest by the caller's promise.
+        // One loop for each combination.
+        unsafe {
+            let read = {
+                #[inline(always)]
+                |turn: &Turn<T>, i: usize, count| T::read::<S>(turn.scores.add(i), count, T::Real::ZERO)
+            };
+            match (cap, bias, mask, window) {
+                (None, false, false, false) => self.in_turns::<S>(
+                    lines,
+                    len,
+                    out,
+                    #[inline(always)]
+                    |turn, i, count| read(turn, i, count).mul_add(scale, shift(turn)),
+                ),
+                (None, true, false, false) => self.in_turns::<S>(
+                    lines,
+                    len,
+                    out,
+                    #[inline(always)]
+                    |turn, i, count| {
+                        let bias = T::read::<S>(turn.bias.add(i), count, T::Real::ZERO);
+                        read(turn, i, count).mul_add(scale, bias)
+                    },
+                ),
+                (None, false, true, false) => self.in_turns::<S>(
+                    lines,
+                    len,
+                    out,
+                    #[inline(always)]
+                    |turn, i, count| {
+                        let logit = read(turn, i, count).mul_add(scale, shift(turn));
+                        logit.where_some_kept(turn.mask.add(i), count, none)
+                    },
+                ),
+                (Some([inverse, cap]), false, false, false) => self.in_turns::<S>(
+                    lines,
+                    len,
+                    out,
+                    #[inline(always)]
+                    |turn, i, count| (read(turn, i, count) * inverse).tanh().mul_add(cap, shift(turn)),
+                ),
+                (cap, ..) => self.in_turns::<S>(
+                    lines,
+                    len,
+                    out,
+                    #[inline(always)]
+                    |turn, i, count| {
+                        let (first, end) = (turn.first.saturating_sub(i), turn.end.saturating_sub(i));
+                        if first >= count.min(end) {
+                            return T::Lanes::<S>::splat(none);
+                        }
+                        let bias =
+                            if bias { T::read::<S>(turn.bias.add(i), count, T::Real::ZERO) } else { shift(turn) };
+                        let mut logit = match cap {
+                            Some([inverse, cap]) => (read(turn, i, count) * inverse).tanh().mul_add(cap, bias),
+                            None => read(turn, i, count).mul_add(scale, bias),
+                        };
+                        if mask {
+                            logit = logit.where_some_kept(turn.mask.add(i), count, none);
+                        }
+                        if end < count {
+                            logit = logit.keep(end, none);
+                        }
+                        if first > 0 {
+                            logit = logit.where_kept(BEFORE[MAX_LANES - first..].as_ptr(), none);
+                        }
+                        logit
+                    },
+                ),
+            }
+        }
+    }
+
+    /// What one line is made from. The place and the value of the line before's sink are those of most lines.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn turn<S: Simd>(
+        &self,
+        place: &Place,
+        len: usize,
+        steps: Steps,
+        last_sink: &mut (usize, T::Real),
+    ) -> Turn<T> {
+        let call = &self.call;
+        let mut turn = Turn {
+            scores: call.scores.at(place.scores, len),
+            bias: std::ptr::null(),
+            mask: std::ptr::null(),
+            shift: T::Real::ZERO,
+            first: 0,
+            end: len,
+            sink: T::Real::NEG_INFINITY,
+        };
+        match call.bias {
+            Some(bias) if steps.bias != 0 => turn.bias = bias.at(place.bias, len),
+            // SAFETY: one element is there; the rest by the caller's promise.
+            Some(bias) => turn.shift = unsafe { one::<S, T>(bias.at(place.bias, 1)) },
+            None => (),
+        }
+        if let Some(mask) = call.mask {
+            turn.mask = mask.at(place.mask, len);
+        }
+        if let Some(sinks) = call.sinks {
+            if last_sink.0 != place.sink {
+                // SAFETY: likewise.
+                *last_sink = (place.sink, unsafe { one::<S, T>(sinks.at(place.sink, 1)) });
+            }
+            turn.sink = last_sink.1;
+        }
+        if let Some(window) = call.options.window {
+            (turn.first, turn.end) = window.keys(place.query, len);
+        }
+        turn
+    }
+
+    /// While the sum of one line is taken, the maximum of a later one is found and the results of an earlier one are written.
+    /// `logit(turn, start, count)` makes a vector of logits.
+    ///
+    /// # Safety
+    /// As of [`short`](Self::short).
+    #[inline(always)]
+    unsafe fn in_turns<S: Simd>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        logit: impl Fn(&Turn<T>, usize, usize) -> T::Lanes<S> + Copy,
+    ) {
+        let (none, zero) = (T::Real::NEG_INFINITY, T::Real::ZERO);
+        let logit = {
+            #[inline(always)]
+            move |turn: &Turn<T>, i: usize, count: usize| {
+                let logit = logit(turn, i, count);
+                if count < T::Lanes::<S>::COUNT {
+                    logit.keep(count, none)
+                } else {
+                    logit
+                }
+            }
+        };
+        let lag = if len <= FAR_APART { MAX_LAG } else { 1 };
+        let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; 4 * MAX_BLOCK]);
+        let in_turns = InTurns {
+            held: held.0.as_mut_ptr().cast::<T::Real>(),
+            ring: (2 * lag + 1).next_power_of_two(),
+            room: len.next_multiple_of(T::Lanes::<S>::COUNT),
+            len,
+            ahead: lag * len + AHEAD,
+        };
+        let (steps, count) = (self.call.steps_along(), lines.len());
+        let factor = self.call.options.dropout.map_or(T::Real::ONE, |dropout| T::Real::nearest(dropout.kept_scale()));
+        let (_, of_nothing) = self.call.scales(None);
+        let mut kept = [0; random::room(MAX_BLOCK)];
+        let mut places = self.call.geometry.places(lines.start);
+        let mut last_sink = (usize::MAX, none);
+        let scores = |line: usize| self.call.scores.at((lines.start + line) * len, len).cast_const();
+        // SAFETY of the block: the elements are there, `held` has room for the lines in work; the rest by the caller's promise.
+        unsafe {
+            // Of a line: the maximum of it and its sink, the sink, and the sum of both in a vector. When the results are written,
+            // the steps from that to one number wait for nothing.
+            let (mut max, mut sink) = ([none; IN_WORK], [none; IN_WORK]);
+            let mut sum = [T::Lanes::<S>::splat(zero); IN_WORK];
+            for step in 0..count + 2 * lag {
+                let next =
+                    if step < count { Some(self.turn::<S>(&places.next(), len, steps, &mut last_sink)) } else { None };
+                let summed = step.checked_sub(lag).filter(|&line| line < count);
+                let written = step.checked_sub(2 * lag).map(
+                    #[inline(always)]
+                    |line| {
+                        let (max, sum) = (max[line % IN_WORK], sum[line % IN_WORK].sum_across());
+                        let scale = if max == none && sum == zero { of_nothing } else { T::Real::ONE / sum * factor };
+                        let keep = keep_along(&self.call, lines.start + line, 0, len, &mut kept);
+                        (line, out.at((lines.start + line) * len, len), scale, keep)
+                    },
+                );
+                let mut found = T::Lanes::<S>::splat(none);
+                let z = in_turns.held(step);
+                if let (Some(next), Some(line), Some((written, to, scale, keep))) = (next, summed, written) {
+                    let mut write = in_turns.results::<S, T>(written, to, scale, keep);
+                    sum[line % IN_WORK] = in_turns.sum::<S, T>(
+                        line,
+                        scores(line),
+                        max[line % IN_WORK],
+                        #[inline(always)]
+                        |i, count| {
+                            let logit = logit(&next, i, count);
+                            logit.store(z.add(i));
+                            found = logit.or_greater(found);
+                            write(i, count);
+                        },
+                    );
+                } else {
+                    if let Some(next) = next {
+                        each::<T::Lanes<S>>(
+                            len,
+                            #[inline(always)]
+                            |i, count| {
+                                let logit = logit(&next, i, count);
+                                logit.store(z.add(i));
+                                found = logit.or_greater(found);
+                            },
+                        );
+                    }
+                    if let Some(line) = summed {
+                        sum[line % IN_WORK] = in_turns.sum::<S, T>(
+                            line,
+                            scores(line),
+                            max[line % IN_WORK],
+                            #[inline(always)]
+                            |_, _| (),
+                        );
+                    }
+                    if let Some((line, to, scale, keep)) = written {
+                        each::<T::Lanes<S>>(len, in_turns.results::<S, T>(line, to, scale, keep));
+                    }
+                }
+                if let (Some(line), Some(_)) = (summed, self.call.sinks) {
+                    let reference = T::Lanes::<S>::splat(max[line % IN_WORK].or_greater(T::Real::LOWEST));
+                    let sink = T::Lanes::<S>::splat(sink[line % IN_WORK]).keep(1, none);
+                    sum[line % IN_WORK] = sum[line % IN_WORK] + (sink - reference).exp();
+                }
+                if let Some(next) = next {
+                    max[step % IN_WORK] = next.sink.or_greater(found.max_across());
+                    sink[step % IN_WORK] = next.sink;
+                }
+            }
         }
     }
 
@@ -795,6 +1159,12 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
 
     #[inline(always)]
     unsafe fn whole(&self, lines: Range<usize>, len: usize) {
+        if len <= BLOCK_VECTORS * T::Lanes::<S>::COUNT && self.call.is_of_neighbours() {
+            if let Some(out) = T::of(&self.out) {
+                // SAFETY: as promised by the caller.
+                return unsafe { self.short::<S>(lines, len, out) };
+            }
+        }
         if len > HELD {
             for line in lines {
                 // SAFETY: as promised by the caller.

@@ -20,11 +20,11 @@ const KEPT_IN_OUTPUT: usize = 1 << 18;
 const KEPT_ASIDE: usize = 1 << 15;
 
 /// Short lines are this far apart at most that are in work together: one behind the other the first is read, …
-const MAX_LAG: usize = 2;
+pub(super) const MAX_LAG: usize = 2;
 /// … one is summed and one written.
-const IN_WORK: usize = (2 * MAX_LAG + 1).next_power_of_two();
+pub(super) const IN_WORK: usize = (2 * MAX_LAG + 1).next_power_of_two();
 /// Lines up to this length are that far apart, others are neighbours.
-const FAR_APART: usize = 256;
+pub(super) const FAR_APART: usize = 256;
 /// How many elements the memory system is to be ahead of them.
 pub(super) const AHEAD: usize = 2048;
 

@@ -89,7 +89,7 @@ pub(crate) fn loss_backward<T: Element>(
 /// # Safety
 /// The CPU has the instructions of `S`, and `from` is valid for a read.
 #[inline(always)]
-unsafe fn one<S: Simd, T: Element>(from: *const T) -> T::Real {
+pub(super) unsafe fn one<S: Simd, T: Element>(from: *const T) -> T::Real {
     let mut x = T::Real::ZERO;
     // SAFETY: as promised by the caller.
     unsafe { T::load_part::<S>(from, 1).store_part(&mut x, 1) };
