@@ -1279,8 +1279,7 @@ impl<'a, T: Element> Side<'a, T> {
     fn new(call: Call<'a, T>, unit: usize) -> Self {
         let lines = call.geometry.lines;
         let strip = Strip::new(unit, lines);
-        let outer = strip.row(0) / (lines.len * lines.inner);
-        let line = outer * lines.inner + (strip.row(0) - outer * lines.len * lines.inner);
+        let line = Strip::first_line(unit, lines);
         // The last dimension is one of them, and varies fastest.
         let (size, steps, sink_step) = match call.geometry.axes.last() {
             Some(axis) => (axis.size, Steps { bias: axis.bias, mask: axis.mask }, axis.sink),
