@@ -114,7 +114,7 @@ fn measure(args: &Args) -> Result<Vec<Row>> {
 fn measure_around(args: &Args) -> Result<Vec<Row>> {
     let facts = facts()?;
     let threads = rayon::current_num_threads();
-    let (seconds, least) = if args.quick { (0.02, 3) } else { (0.2, 3) };
+    let (seconds, least) = if args.quick { (0.02, 3) } else { (0.15, 3) };
     let mut rows = Vec::new();
     for around in CPU_AROUND.iter().filter(|around| args.wants(around.dims)) {
         for &dtype in &args.dtypes {
@@ -168,18 +168,25 @@ fn around_backward<'a>(
     calls: &'a [(&'static str, Options)],
 ) -> Result<Vec<Contender<'a>>> {
     let dim = around.dim;
-    let mut group = vec![
+    if around.backward.is_empty() {
+        return Ok(Vec::new());
+    }
+    let y = ops::softmax(xs, dim)?;
+    let mut group: Vec<Contender> = vec![
         backward("softmax backward", OURS, xs, |xs| ops::softmax(xs, dim))?,
         backward("softmax backward", COMPOSED, xs, |xs| candle_nn::ops::softmax(xs, dim))?,
+        ("softmax backward kernel", OURS, Box::new(move || discard(testing::softmax_backward(false, &y, xs, dim)))),
     ];
     for (name, options) in calls.iter().filter(|(name, _)| around.backward.contains(name)) {
-        let op = match *name {
-            "scale" => "scale backward",
-            "scale + causal" => "scale + causal backward",
+        let (op, kernel) = match *name {
+            "scale" => ("scale backward", "scale backward kernel"),
+            "scale + causal" => ("scale + causal backward", "scale + causal backward kernel"),
             other => bail!("the backward pass of {other} has no name"),
         };
         group.push(backward(op, OURS, xs, |xs| options.softmax.forward(xs))?);
         group.push(backward(op, COMPOSED, xs, |xs| options.composed(xs, candle_nn::ops::softmax))?);
+        let ours = move || discard(testing::builder_backward(&options.softmax, xs, xs));
+        group.push((kernel, OURS, Box::new(ours)));
     }
     Ok(group)
 }
