@@ -64,7 +64,8 @@ struct RegisterLine {
             }
         } else {
             // How many elements before an output's pack the input's begins
-            const int shift = static_cast<int>(reinterpret_cast<uintptr_t>(from) / sizeof(T) - reinterpret_cast<uintptr_t>(y) / sizeof(T)) & (SIZE - 1);
+            const auto number = [](const T* at) { return reinterpret_cast<uintptr_t>(at) / sizeof(T); };
+            const int shift = static_cast<int>(number(from) - number(y)) & (SIZE - 1);
             from += start - shift;
             // A pack of the input is read if any of its elements are of the line and all are of the tensor.
             const int64_t line = start + before, behind = total - (start + left);
@@ -98,7 +99,8 @@ struct RegisterLine {
 #pragma unroll
                 for (int k = 0; k < PACKS; k++) {
                     const bool read = place(k) >= lowest && place(k) + (shift > 0 ? SIZE : 0) <= highest;
-                    if (!read && place(k) < left) packs[k] = load_part(from + shift + place(k), k > 0 ? 0 : before, left - place(k));
+                    if (read || place(k) >= left) continue;
+                    packs[k] = load_part(from + shift + place(k), k > 0 ? 0 : before, left - place(k));
                 }
             }
 #pragma unroll

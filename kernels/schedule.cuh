@@ -85,7 +85,9 @@ struct LogProbability {
     __device__ __forceinline__ R operator()(R x) const { return (x - max) - log_sum; }
     static __device__ __forceinline__ LogProbability of_part(R, Normalizer<R> line, R) { return LogProbability(line); }
     static __device__ __forceinline__ R term(Normalizer<R> line) { return logarithm(line.sum); }
-    static __device__ __forceinline__ LogProbability of_term(R, Normalizer<R> line, R) { return LogProbability(line.max, line.sum); }
+    static __device__ __forceinline__ LogProbability of_term(R, Normalizer<R> line, R) {
+        return LogProbability(line.max, line.sum);
+    }
     __device__ __forceinline__ R of_kept(R x) const { return (*this)(x); }
 
   private:
