@@ -765,6 +765,7 @@ mod tests {
     #[test]
     fn chosen_kernels() {
         let warp = |count| Kernel::Warp { count, whole: true };
+        let any = |count| Kernel::Warp { count, whole: false };
         let block = |count| Kernel::Block { count, whole: true };
         let cluster = |count| Kernel::Cluster { count, whole: true };
         let column = |whole| Kernel::Column { whole };
@@ -790,6 +791,10 @@ mod tests {
             (lines(1, 151_936, 1), F32, cluster(64), split),
             (lines(1, 1 << 24, 1), F32, split, split),
             (lines(1 << 20, (1 << 30) + 1, 1), F32, Kernel::Reduce, Kernel::Reduce),
+            // Short lines of half precision that are not whole packs take a thread each.
+            (lines(1 << 20, 7, 1), BF16, Kernel::OnlineShortRows, Kernel::OnlineShortRows),
+            (lines(1 << 20, 7, 1), F32, any(8), any(8)),
+            (lines(1 << 20, 33, 1), BF16, any(16), any(16)),
             (lines(8, 4096, 4096), F32, column(true), Kernel::OnlineColumns),
             (lines(64, 1000, 128), BF16, column(true), column(true)),
             (lines(64, 1000, 127), BF16, column(false), column(false)),
