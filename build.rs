@@ -46,6 +46,9 @@ mod cuda {
         (90, "kernels/hopper/cluster_long_softmax", HALF),
         (90, "kernels/hopper/cluster_any_softmax", ALL),
         (90, "kernels/hopper/cluster_long_any_softmax", HALF),
+        (90, "kernels/hopper/strip_softmax", ALL_BUT_DOUBLE),
+        (90, "kernels/hopper/strip_wide_softmax", ALL_BUT_DOUBLE),
+        (90, "kernels/hopper/strip_any_softmax", ALL_BUT_DOUBLE),
     ];
 
     /// The same for kernels that are told at run time what to write.

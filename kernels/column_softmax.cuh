@@ -9,18 +9,6 @@
 #include "schedule.cuh"
 #include "start.cuh"
 
-// The merge of `count` parts of one column that stand `columns` apart.
-template <typename R>
-__device__ __forceinline__ Normalizer<R> merge_column(const Normalizer<R>* parts, int count, int columns) {
-    R max = negative_infinity<R>(), sum = 0;
-#pragma unroll 4
-    for (int i = 0; i < count; i++) max = greater(max, parts[i * columns].max);
-    const R reference = part_reference(max);
-#pragma unroll 4
-    for (int i = 0; i < count; i++) sum += parts[i * columns].sum * quick_exponential(parts[i * columns].max - reference);
-    return {max, sum};
-}
-
 // 2^shift packs lie side by side, up to a warp. LOADS: elements read at once; fewer than SIZE where rows are not whole packs or
 // the input starts elsewhere in a pack than the output. Shared memory: (warps + blocks + 1) x columns states.
 template <typename T, template <typename> class Output, int SIZE, int LOADS, int ROWS>
@@ -173,6 +161,6 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
 // BLOCKS: that a multiprocessor shall hold of THREADS threads each, which bounds the registers.
 #define COLUMN_KERNEL(name, dtype, T, Output, SIZE, LOADS, ROWS, THREADS, BLOCKS) \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                 \
-        name##_##dtype(const T* x, T* y, int64_t len, int64_t inner, int shift) { \
+        name##_##ROWS##_##dtype(const T* x, T* y, int64_t len, int64_t inner, int shift) { \
         column_lines<T, Output, SIZE, LOADS, ROWS>(x, y, len, inner, shift);      \
     }

@@ -3,7 +3,7 @@
 //! candle's own cache asks the driver for the function at every call and may load a module twice when threads race;
 //! this one finds a function with a read lock and a small hash, and holds no lock while a kernel is launched.
 
-use super::plan::{DeviceFacts, Family, FusedLines, Kernel};
+use super::plan::{DeviceFacts, Family, FusedLines, Kernel, Plan, Strips};
 use crate::op::Output;
 use candle_core::cuda_backend::cudarc::driver::{sys, CudaContext, CudaFunction, CudaModule};
 use candle_core::cuda_backend::WrapErr;
@@ -82,7 +82,10 @@ impl Key {
                 (packed("split", whole, None).0, format!("split{}_states", if whole { "" } else { "_any" }))
             }
             Kernel::SplitApply { whole } => packed("split", whole, None),
-            Kernel::Column { whole } => packed("column", whole, None),
+            Kernel::Column { rows, whole } => packed("column", whole, Some(rows)),
+            Kernel::Strip(Strips::Narrow) => packed("strip", true, None),
+            Kernel::Strip(Strips::Wide) => packed("strip_wide", true, None),
+            Kernel::Strip(Strips::Any) => packed("strip", false, None),
             Kernel::BackwardColumns => named("softmax_backward", "backward_columns".to_string()),
             Kernel::BackwardReduce => named("softmax_backward", "backward_reduce".to_string()),
             Kernel::BackwardWarp { count } => named("register_backward", format!("backward_warp_{count}")),
@@ -132,6 +135,8 @@ struct Loaded {
     facts: HashMap<usize, DeviceFacts>,
     modules: HashMap<(usize, &'static str), Arc<CudaModule>>,
     functions: HashMap<(usize, Key), Function>,
+    /// By the blocks of a cluster, too.
+    resident_clusters: HashMap<(usize, Key, u32), u32>,
 }
 
 #[derive(Clone)]
@@ -202,9 +207,36 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
         let wide = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         function.set_attribute(wide, 1).w()?;
     }
+    if let Kernel::Strip(_) = key.kernel {
+        use sys::{CUdevice_attribute as Device, CUfunction_attribute as Function};
+        let most = context.attribute(Device::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN).w()?;
+        function.set_attribute(Function::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most).w()?;
+    }
     let function = Function { function, waits: described.waits };
     loaded.functions.insert((ordinal, key), function.clone());
     Ok(function)
+}
+
+/// How many clusters of a plan's kernel the device runs at once.
+pub(super) fn resident_clusters(device: &CudaDevice, key: Key, plan: Plan) -> Result<u32> {
+    let stream = device.cuda_stream();
+    let context = stream.context();
+    let place = (context.ordinal(), key, plan.cluster);
+    if let Some(&count) = LOADED.read().unwrap_or_else(PoisonError::into_inner).resident_clusters.get(&place) {
+        return Ok(count);
+    }
+    let Function { function, .. } = get(device, key)?;
+    context.bind_to_thread().w()?;
+    let mut attributes = [super::launch::cluster_of(plan.cluster)];
+    let config = super::launch::config(plan, &stream, &mut attributes);
+    let mut count = 0;
+    // SAFETY: both point to what lives until the call returns.
+    unsafe { sys::cuOccupancyMaxActiveClusters(&mut count, function.cu_function(), &config) }.result().w()?;
+    if count < 1 {
+        candle_core::bail!("candle-softmax: the device has no room for {plan:?}")
+    }
+    LOADED.write().unwrap_or_else(PoisonError::into_inner).resident_clusters.insert(place, count as u32);
+    Ok(count as u32)
 }
 
 pub(super) fn load(context: &Arc<CudaContext>, ptx: &str) -> Result<Arc<CudaModule>> {
@@ -239,7 +271,7 @@ mod tests {
         ];
         for whole in [true, false] {
             kernels.extend([8, 16].map(|count| Kernel::Warp { count, whole }));
-            kernels.extend([Kernel::SplitStates { whole }, Kernel::SplitApply { whole }, Kernel::Column { whole }]);
+            kernels.extend([Kernel::SplitStates { whole }, Kernel::SplitApply { whole }]);
         }
         for (backward, lines) in [
             (false, FusedLines::Packs),
@@ -256,6 +288,12 @@ mod tests {
             let (whole, any) = (true, false);
             let wide: &[Kernel] = match dtype {
                 "f32" => &[
+                    Kernel::Column { rows: 16, whole },
+                    Kernel::Column { rows: 16, whole: any },
+                    Kernel::Column { rows: 32, whole: any },
+                    Kernel::Strip(Strips::Narrow),
+                    Kernel::Strip(Strips::Wide),
+                    Kernel::Strip(Strips::Any),
                     Kernel::Block { count: 16, whole },
                     Kernel::Block { count: 64, whole },
                     Kernel::Block { count: 16, whole: any },
@@ -267,6 +305,8 @@ mod tests {
                     Kernel::BackwardCluster { count: 32 },
                 ],
                 "f64" => &[
+                    Kernel::Column { rows: 16, whole },
+                    Kernel::Column { rows: 16, whole: any },
                     Kernel::BackwardWarp { count: 8 },
                     Kernel::BackwardBlock { count: 8 },
                     Kernel::BackwardCluster { count: 16 },
@@ -278,6 +318,11 @@ mod tests {
                     Kernel::Cluster { count: 32, whole: any },
                 ],
                 _ => &[
+                    Kernel::Column { rows: 16, whole },
+                    Kernel::Column { rows: 32, whole: any },
+                    Kernel::Strip(Strips::Narrow),
+                    Kernel::Strip(Strips::Wide),
+                    Kernel::Strip(Strips::Any),
                     Kernel::BackwardWarp { count: 16 },
                     Kernel::BackwardBlock { count: 16 },
                     Kernel::BackwardBlock { count: 32 },

@@ -1,7 +1,7 @@
 //! HOW a kernel is launched: the only `unsafe` launches.
 
 use super::functions::{self, Function, Key};
-use super::plan::{Kernel, Plan};
+use super::plan::{Kernel, Plan, Strips, MAX_BOX_ROWS};
 use crate::lines::Lines;
 use crate::op::Output;
 use crate::state::Real;
@@ -13,6 +13,9 @@ use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{CudaDevice, Result};
 use half::{bf16, f16};
 use std::ffi::c_void;
+use sys::CUlaunchAttributeID::{
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+};
 
 /// An element type that the kernels are instantiated for.
 pub(super) trait CudaElement: CudaDType + DeviceRepr + 'static {
@@ -76,6 +79,38 @@ fn address_of<T>(value: &mut T) -> *mut c_void {
     std::ptr::from_mut(value).cast()
 }
 
+fn attribute(id: sys::CUlaunchAttributeID) -> sys::CUlaunchAttribute {
+    // SAFETY: a union of plain numbers.
+    sys::CUlaunchAttribute { id, pad: [0; 4], value: unsafe { std::mem::zeroed() } }
+}
+
+/// That so many blocks make a cluster.
+pub(super) fn cluster_of(blocks: u32) -> sys::CUlaunchAttribute {
+    let mut attribute = attribute(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+    attribute.value.clusterDim = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: blocks, y: 1, z: 1 };
+    attribute
+}
+
+/// The driver's form of a plan. It points to the attributes.
+pub(super) fn config(
+    plan: Plan,
+    stream: &CudaStream,
+    attributes: &mut [sys::CUlaunchAttribute],
+) -> sys::CUlaunchConfig {
+    sys::CUlaunchConfig {
+        gridDimX: plan.grid.0,
+        gridDimY: plan.grid.1,
+        gridDimZ: 1,
+        blockDimX: plan.block,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: plan.shared_bytes,
+        hStream: stream.cu_stream(),
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: attributes.len() as u32,
+    }
+}
+
 /// # Safety
 /// The addresses are of values, at least as many as the function has parameters and of their types; the rest as above.
 unsafe fn launch_with(
@@ -86,39 +121,14 @@ unsafe fn launch_with(
     addresses: &mut [*mut c_void],
 ) -> Result<()> {
     let Function { function, waits } = functions::get(device, key)?;
-    use sys::CUlaunchAttributeID::{
-        CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-    };
-    let attribute = |id| sys::CUlaunchAttribute {
-        id,
-        pad: [0; 4],
-        // SAFETY: a union of plain numbers.
-        value: unsafe { std::mem::zeroed() },
-    };
-    let mut attributes = [attribute(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION); 2];
-    let mut count = 0;
-    if plan.cluster > 1 {
-        attributes[0].value.clusterDim =
-            sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: plan.cluster, y: 1, z: 1 };
-        count = 1;
-    }
+    let mut attributes = [cluster_of(plan.cluster); 2];
+    let mut count = usize::from(plan.cluster > 1);
     if waits {
         attributes[count] = attribute(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
         attributes[count].value.programmaticStreamSerializationAllowed = 1;
         count += 1;
     }
-    let config = sys::CUlaunchConfig {
-        gridDimX: plan.grid.0,
-        gridDimY: plan.grid.1,
-        gridDimZ: 1,
-        blockDimX: plan.block,
-        blockDimY: 1,
-        blockDimZ: 1,
-        sharedMemBytes: plan.shared_bytes,
-        hStream: stream.cu_stream(),
-        attrs: attributes.as_mut_ptr(),
-        numAttrs: count as u32,
-    };
+    let config = config(plan, stream, &mut attributes[..count]);
     stream.context().bind_to_thread().w()?;
     // SAFETY: the addresses are of values that live until the call returns, at least as many as the function has parameters
     // by the caller's promise, which covers the rest.
@@ -167,6 +177,18 @@ pub(super) fn softmax<T: CudaElement>(
             }
             Ok(())
         }
+        Kernel::Strip(strips) => {
+            let (size, rows) = (size_of::<T>(), plan.parameter as usize);
+            let clusters = functions::resident_clusters(device, key(plan.kernel), plan)?;
+            let plan = Plan { grid: (plan.grid.0.min(clusters * plan.cluster), 1), ..plan };
+            let before = (x % 16) as usize / size;
+            let mut map = tensor_map(x - (before * size) as u64, size, lines, before, strips, rows)?;
+            let (mut y, mut numbers) =
+                (y, [lines.len, lines.inner, strips.count(lines, size), rows, before].map(|number| number as i32));
+            let [len, inner, count, rows, before] = numbers.each_mut().map(address_of);
+            let addresses = &mut [address_of(&mut map), address_of(&mut y), len, inner, count, rows, before];
+            unsafe { launch_with(&stream, key(plan.kernel), device, plan, addresses) }
+        }
         kernel => {
             let arguments = match kernel {
                 Kernel::Warp { .. } | Kernel::Block { .. } | Kernel::Cluster { .. } => {
@@ -178,6 +200,47 @@ pub(super) fn softmax<T: CudaElement>(
             };
             unsafe { launch(&stream, key(kernel), device, plan, arguments) }
         }
+    }
+}
+
+/// Describes the elements of `lines` to the hardware that copies boxes of them: (outer, len, inner), of which the first
+/// `before` of a row are not of the lines.
+fn tensor_map(
+    at: u64,
+    size: usize,
+    lines: Lines,
+    before: usize,
+    strips: Strips,
+    rows: usize,
+) -> Result<sys::CUtensorMap> {
+    let row = (lines.inner * size) as u64;
+    let lengths = [lines.inner + before, lines.len, lines.outer].map(|len| len as u64);
+    let strides = [row, row * lines.len as u64];
+    let boxes = rows.div_ceil(MAX_BOX_ROWS);
+    let lengths_of_box = [strips.copied_bytes(size) / size, rows / boxes, 1].map(|len| len as u32);
+    let dtype = match size {
+        2 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16,
+        _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT32,
+    };
+    let mut map = std::mem::MaybeUninit::uninit();
+    // SAFETY: three lengths, two strides and three lengths of the box, for three dimensions; nothing is read at `at`.
+    unsafe {
+        let result = sys::cuTensorMapEncodeTiled(
+            map.as_mut_ptr(),
+            dtype,
+            3,
+            at as *mut c_void,
+            lengths.as_ptr(),
+            strides.as_ptr(),
+            lengths_of_box.as_ptr(),
+            [1; 3].as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_NONE,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        );
+        result.result().w()?;
+        Ok(map.assume_init())
     }
 }
 

@@ -36,16 +36,18 @@ pub(crate) enum Family {
     Cluster,
     Split,
     Column,
+    Strip,
 }
 
 impl Family {
-    pub const ALL: [(&'static str, Self); 6] = [
+    pub const ALL: [(&'static str, Self); 7] = [
         ("online", Self::Online),
         ("reduce", Self::Reduce),
         ("register", Self::Register),
         ("cluster", Self::Cluster),
         ("split", Self::Split),
         ("column", Self::Column),
+        ("strip", Self::Strip),
     ];
 }
 
@@ -82,10 +84,13 @@ pub(crate) enum Kernel {
     SplitApply {
         whole: bool,
     },
-    /// Lines side by side in registers. `whole`: rows are whole packs.
+    /// Lines side by side in registers, `rows` elements of each to a thread. `whole`: rows are whole packs.
     Column {
+        rows: usize,
         whole: bool,
     },
+    /// The same on Hopper, for long ones: clusters go from strip to strip, and fetch the next one ahead.
+    Strip(Strips),
     /// The gradient, out of the result and its gradient: read twice by one thread or one block, …
     BackwardColumns,
     BackwardReduce,
@@ -130,6 +135,43 @@ pub(crate) enum Kernel {
     TopKShortRows,
 }
 
+/// Which strips of lines side by side a kernel is for, as `kernels/hopper/strip_*.cu` have them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Strips {
+    /// 128 bytes of each row; rows begin at multiples of 16 bytes, …
+    Narrow,
+    /// … 256 bytes.
+    Wide,
+    /// The first row begins anywhere.
+    Any,
+}
+
+impl Strips {
+    /// Bytes of a row in a strip of elements of `size` bytes.
+    pub fn bytes(self, size: usize) -> usize {
+        match self {
+            Strips::Wide => 256,
+            Strips::Any if size > 2 => 256,
+            _ => 128,
+        }
+    }
+
+    /// Bytes that are copied of it.
+    pub fn copied_bytes(self, size: usize) -> usize {
+        self.bytes(size) + if self == Strips::Any { PACK_BYTES } else { 0 }
+    }
+
+    /// The rows that a block has room for.
+    fn most_rows(self, size: usize) -> usize {
+        (1 << 16) / self.bytes(size)
+    }
+
+    /// How many of them there are.
+    pub fn count(self, lines: Lines, size: usize) -> usize {
+        lines.inner.div_ceil(self.bytes(size) / size).saturating_mul(lines.outer)
+    }
+}
+
 /// Which lines a fused kernel is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FusedLines {
@@ -153,12 +195,15 @@ pub(crate) struct FusedKind {
 }
 
 impl Kernel {
-    /// Whether it runs as clusters of blocks only, …
+    /// Whether it needs Hopper, whose clusters it runs as, …
     pub fn needs_clusters(self) -> bool {
-        matches!(self, Kernel::Cluster { .. } | Kernel::BackwardCluster { .. } | Kernel::FusedCluster)
+        matches!(
+            self,
+            Kernel::Cluster { .. } | Kernel::BackwardCluster { .. } | Kernel::FusedCluster | Kernel::Strip(_)
+        )
     }
 
-    /// … or where there are any.
+    /// … or runs as clusters where there are any.
     pub fn may_have_clusters(self) -> bool {
         self.needs_clusters() || matches!(self, Kernel::Column { .. })
     }
@@ -181,6 +226,7 @@ impl Kernel {
                 | SplitStates { .. }
                 | SplitApply { .. }
                 | Column { .. }
+                | Strip(_)
         )
     }
 }
@@ -195,7 +241,8 @@ pub(crate) struct Plan {
     pub shared_bytes: u32,
     /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], contiguous lines of
     /// [`Kernel::StatisticsStrided`], [`Kernel::LossBackwardShortRows`]) or of those side by side ([`Kernel::Column`]), how
-    /// many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`]), or the blocks of a line ([`Kernel::LossBackwardRows`]).
+    /// many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`]), the rows of a block ([`Kernel::Strip`]), or the
+    /// blocks of a line ([`Kernel::LossBackwardRows`]).
     pub parameter: i32,
 }
 
@@ -265,6 +312,16 @@ const SPLIT_BYTES: usize = 1 << 16;
 /// Threads of a strip of lines side by side, and of one that a whole block of half precision holds.
 const COLUMN_BLOCK: usize = 256;
 const WIDE_COLUMN_BLOCK: usize = 512;
+/// Threads of a strip that is fetched ahead, which two blocks of a multiprocessor have, and how many clusters of one, two, …
+/// blocks run at once on the multiprocessors of a whole GPU, as the driver said of one. (Where it says less, less are launched.)
+const STRIP_BLOCK: usize = 256;
+const STRIP_CLUSTERS: [usize; WIDE_CLUSTER] = [264, 132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14];
+const STRIP_MULTIPROCESSORS: usize = 132;
+/// Boxes that are copied at once have up to this many rows, a multiple of the other.
+pub(crate) const MAX_BOX_ROWS: usize = 256;
+const BOX_ROWS: usize = 8;
+/// Up to this length a thread takes half as many rows: 1.33, with more 1.52 at (16, 64, 56, 56) dim 1 f32.
+const FEW_ROWS: usize = 128;
 /// Shorter lines side by side are read twice by a thread each, the second time from the L1 cache.
 const SHORT_COLUMN: usize = 16;
 
@@ -514,7 +571,7 @@ fn chosen(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
     } else {
         match lines.len < SHORT_COLUMN && lines.count() >= MANY {
             true => &[Family::Online],
-            false => &[Family::Column],
+            false => &[Family::Strip, Family::Column],
         }
     };
     let last = match lines.inner > 1 && lines.count() >= MANY {
@@ -533,6 +590,7 @@ fn of_family(family: Family, lines: Lines, elements: Elements, device: DeviceFac
         Family::Cluster => cluster(lines, elements, device),
         Family::Split => split(lines, elements, device),
         Family::Column => column(lines, elements, device),
+        Family::Strip => strip(lines, elements, device),
     }
 }
 
@@ -689,25 +747,26 @@ fn split(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> 
 }
 
 /// Columns of a thread and rows, as `kernels/column_softmax.cu` and `column_any_softmax.cu` have them.
-fn column_tile(whole: bool, elements: Elements) -> (usize, usize) {
+fn column_tile(whole: bool, len: usize, elements: Elements) -> (usize, usize) {
     match (whole, elements.size) {
         (true, 8) => (2, 16),
         (true, _) => (4, 16),
         (false, 8) => (1, 16),
         (false, 2) => (2, 32),
+        (false, _) if len <= FEW_ROWS => (1, 16),
         (false, _) => (1, 32),
     }
 }
 
 fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
-    let (pack, _) = column_tile(true, elements);
+    let (pack, _) = column_tile(true, lines.len, elements);
     let bytes = pack * elements.size;
     let packs = lines.inner.is_multiple_of(pack)
         && elements.input_alignment.is_multiple_of(bytes)
         && elements.output_alignment.is_multiple_of(bytes);
     // Single elements keep more blocks busy where lines are short: 1.26, packs 1.49 at (16, 64, 56, 56) dim 1 f32.
     let whole = packs && (lines.len > 64 || elements.size == 2);
-    let (size, rows) = column_tile(whole, elements);
+    let (size, rows) = column_tile(whole, lines.len, elements);
     let down = lines.len.div_ceil(rows);
     let largest = match device.compute_capability {
         ..90 => 1,
@@ -745,8 +804,77 @@ fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan>
         cluster: blocks as u32,
         shared_bytes: (states * 2 * elements.size.max(4)) as u32,
         parameter: across.ilog2() as i32,
-        ..plan(Kernel::Column { whole }, strips * blocks, threads)
+        ..plan(Kernel::Column { rows, whole }, strips * blocks, threads)
     })
+}
+
+/// Strips that are fetched ahead.
+fn strip(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
+    let row = lines.inner * elements.size;
+    let possible = device.compute_capability >= 90
+        && lines.inner > 1
+        && elements.size < 8
+        && row.is_multiple_of(PACK_BYTES)
+        && elements.output_alignment.is_multiple_of(8)
+        && lines.len <= MAX_REGISTER_LINE
+        && lines.inner <= MAX_REGISTER_LINE
+        // What a description of a tensor has room for
+        && lines.outer < MAX_GRID
+        && lines.len.saturating_mul(row) < 1 << 40;
+    if !possible {
+        return None;
+    }
+    let of = |strips| strip_of(strips, lines, elements, device);
+    let (rounds, plan) = if elements.input_alignment.is_multiple_of(PACK_BYTES) {
+        // A round of wide strips takes less: (8, 4096, 4096) dim 1 37 rounds 1.07 / 1.22, of narrow ones 35 1.17 / 1.24; (64, 1000,
+        // 128) dim 1 f32 three 1.20, narrow two 1.06. But of few of half precision: (4096, 4096) dim 0 three 1.49, narrow three
+        // 1.38.
+        match (of(Strips::Narrow), of(Strips::Wide)) {
+            (Some(narrow), Some(wide)) => {
+                let few = elements.size == 2 && narrow.0 <= 4;
+                let wide_is_best = if few { wide.0 < narrow.0 } else { 15 * wide.0 <= 16 * narrow.0 };
+                if wide_is_best {
+                    wide
+                } else {
+                    narrow
+                }
+            }
+            (narrow, wide) => narrow.or(wide)?,
+        }
+    } else {
+        of(Strips::Any)?
+    };
+    // In a single round nothing is fetched ahead: (64, 1000, 128) dim 1 bf16 1.89, with the strips of `column` 1.84; but at an
+    // offset of one element 2.15, and with theirs 3.2.
+    let odd = elements.size == 2 && !elements.input_alignment.is_multiple_of(4);
+    (rounds > 1 || odd || device.forced == Some(Family::Strip)).then_some(plan)
+}
+
+/// The rounds that it takes, too.
+fn strip_of(strips: Strips, lines: Lines, elements: Elements, device: DeviceFacts) -> Option<(usize, Plan)> {
+    let (bytes, most_rows) = (strips.bytes(elements.size), strips.most_rows(elements.size));
+    let largest = if device.multiprocessors >= WHOLE_GPU { WIDE_CLUSTER } else { PORTABLE_CLUSTER };
+    let count = strips.count(lines, elements.size);
+    let rows = |blocks: usize| {
+        let boxes = lines.len.div_ceil(blocks).div_ceil(MAX_BOX_ROWS);
+        lines.len.div_ceil(blocks * boxes).next_multiple_of(BOX_ROWS) * boxes
+    };
+    let at_once = |blocks: usize| STRIP_CLUSTERS[blocks - 1] * device.multiprocessors / STRIP_MULTIPROCESSORS;
+    // Threads work as long on a few rows as on all that they have room for.
+    let fits = lines.inner * elements.size >= bytes && 2 * lines.len >= most_rows;
+    let rounds = |&blocks: &usize| count.div_ceil(at_once(blocks).max(1));
+    let enough = (1..=largest).filter(|&blocks| rows(blocks) <= most_rows);
+    let blocks = enough.min_by_key(rounds).filter(|_| fits && count < MAX_GRID / WIDE_CLUSTER)?;
+    let columns = bytes / elements.size;
+    let states = (STRIP_BLOCK / WARP + 2 * blocks + 1) * columns;
+    let plan = Plan {
+        cluster: blocks as u32,
+        // Three barriers behind
+        shared_bytes: (most_rows * strips.copied_bytes(elements.size) + states * 8 + 3 * 8) as u32,
+        parameter: rows(blocks) as i32,
+        ..plan(Kernel::Strip(strips), at_once(blocks).clamp(1, count) * blocks, STRIP_BLOCK)
+    };
+    Some((rounds(&blocks), plan))
 }
 
 #[cfg(test)]
@@ -768,7 +896,8 @@ mod tests {
         let any = |count| Kernel::Warp { count, whole: false };
         let block = |count| Kernel::Block { count, whole: true };
         let cluster = |count| Kernel::Cluster { count, whole: true };
-        let column = |whole| Kernel::Column { whole };
+        let column = |rows, whole| Kernel::Column { rows, whole };
+        let [narrow, wide] = [Strips::Narrow, Strips::Wide].map(Kernel::Strip);
         let split = Kernel::SplitApply { whole: true };
         let cases = [
             (lines(2_097_152, 16, 1), F32, warp(8), warp(8)),
@@ -795,10 +924,12 @@ mod tests {
             (lines(1 << 20, 7, 1), BF16, Kernel::OnlineShortRows, Kernel::OnlineShortRows),
             (lines(1 << 20, 7, 1), F32, any(8), any(8)),
             (lines(1 << 20, 33, 1), BF16, any(16), any(16)),
-            (lines(8, 4096, 4096), F32, column(true), Kernel::OnlineColumns),
-            (lines(64, 1000, 128), BF16, column(true), column(true)),
-            (lines(64, 1000, 127), BF16, column(false), column(false)),
-            (lines(16, 64, 3136), F32, column(false), column(false)),
+            (lines(8, 4096, 4096), F32, wide, Kernel::OnlineColumns),
+            (lines(1, 4096, 4096), BF16, narrow, Kernel::OnlineColumns),
+            (lines(64, 1000, 128), F32, narrow, column(16, true)),
+            (lines(64, 1000, 128), BF16, column(16, true), column(16, true)),
+            (lines(64, 1000, 127), BF16, column(32, false), column(32, false)),
+            (lines(16, 64, 3136), F32, column(16, false), column(16, false)),
             (lines(1 << 10, 8, 4096), F32, Kernel::OnlineColumns, Kernel::OnlineColumns),
             (lines(1, 10_000_000, 2), F32, Kernel::Reduce, Kernel::Reduce),
         ];
@@ -816,8 +947,15 @@ mod tests {
             assert_eq!(plan.kernel, Kernel::Block { count: 16, whole: false });
             // A line that does not begin where a warp's accesses do may need room for one access more.
             assert_eq!(plan.block, if unaligned.output_alignment == 4 { 96 } else { 64 });
-            assert_eq!(softmax(lines(9, 99, 64), None, unaligned, HOPPER).kernel, Kernel::Column { whole: false });
+            let column = Kernel::Column { rows: 16, whole: false };
+            assert_eq!(softmax(lines(9, 99, 64), None, unaligned, HOPPER).kernel, column);
         }
+        let columns = lines(8, 4096, 4096);
+        let input = Elements { input_alignment: 2, ..BF16 };
+        assert_eq!(softmax(columns, None, input, HOPPER).kernel, Kernel::Strip(Strips::Any));
+        assert_eq!(softmax(lines(64, 1000, 128), None, input, HOPPER).kernel, Kernel::Strip(Strips::Any));
+        let output = Elements { output_alignment: 4, ..BF16 };
+        assert_eq!(softmax(columns, None, output, HOPPER).kernel, Kernel::Column { rows: 32, whole: false });
     }
 
     #[test]
@@ -1041,14 +1179,25 @@ mod tests {
                 assert!(plan.grid.1 as usize == lines.count() && block <= 512, "{what}");
                 assert!(grid * lines.count() * 2 * elements.size.max(4) < 1 << 20, "workspace: {what}");
             }
-            Kernel::Column { whole } => {
-                let (size, rows) = column_tile(whole, elements);
+            Kernel::Column { rows, whole } => {
+                let (size, _) = column_tile(whole, lines.len, elements);
                 assert!(side_by_side <= WARP && block.is_multiple_of(side_by_side) && plan.cluster <= 16, "{what}");
                 assert!(block / side_by_side * rows * plan.cluster as usize >= lines.len, "{what}");
                 assert!(block <= if whole && elements.size == 2 { 512 } else { 256 }, "{what}");
                 assert!(grid / plan.cluster as usize * side_by_side * size >= lines.inner * lines.outer, "{what}");
                 assert!(!whole || lines.inner.is_multiple_of(size), "{what}");
                 assert!(plan.shared_bytes < 48 << 10, "{what}");
+            }
+            Kernel::Strip(strips) => {
+                let (rows, bytes) = (plan.parameter as usize, strips.bytes(elements.size));
+                let boxes = rows.div_ceil(MAX_BOX_ROWS);
+                assert!(rows * plan.cluster as usize >= lines.len && plan.cluster <= 16, "{what}");
+                assert!(rows * bytes <= 1 << 16 && rows.is_multiple_of(8 * boxes) && block == 256, "{what}");
+                assert!(strips == Strips::Any || elements.input_alignment.is_multiple_of(16), "{what}");
+                assert!((lines.inner * elements.size).is_multiple_of(16) && elements.size < 8, "{what}");
+                assert!(strips.count(lines, elements.size) >= grid / plan.cluster as usize, "{what}");
+                // Two blocks, and what the system takes of each.
+                assert!(2 * (plan.shared_bytes + 1024) <= 228 << 10, "{what}");
             }
             _ => {}
         }

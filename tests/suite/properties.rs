@@ -80,6 +80,39 @@ fn build(
     }
 }
 
+/// From `skipped` elements on in a larger tensor.
+fn side_by_side(
+    shape: [usize; 3],
+    skipped: usize,
+    kind: Values,
+    dtype: DType,
+    seed: u64,
+    device: &Device,
+) -> Result<Tensor> {
+    let count = shape.iter().product();
+    let all = build(&[count + skipped], 0, View::Contiguous, kind, dtype, seed, device)?;
+    all.narrow(0, skipped, count)?.reshape(&shape)
+}
+
+/// More strips of lines side by side than a GPU works on at once, so that it goes from one to another.
+#[test]
+fn more_strips_than_run_at_once() -> Result<()> {
+    let Some(gpu) = gpu() else {
+        eprintln!("skipped: there is no GPU, or feature `cuda` is off");
+        return Ok(());
+    };
+    for (dtype, shape) in [(DType::F32, [300, 260, 32]), (DType::BF16, [270, 258, 64]), (DType::F16, [9, 4100, 128])] {
+        for skipped in [0, 1, 8] {
+            if within_cap(shape.iter().product()) {
+                for op in [Op::Softmax, Op::LogSoftmax] {
+                    check(op, &side_by_side(shape, skipped, Values::Normal(3.0), dtype, 7, &gpu)?, 1)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// A length of one of the sizes that kernels and blocks change at.
 fn length() -> impl Strategy<Value = usize> {
     prop_oneof![
@@ -148,6 +181,19 @@ proptest! {
         if within_cap(lines * len) {
             for device in devices() {
                 check(op, &build(&shape, dim, View::Contiguous, kind, dtype, seed, &device).unwrap(), dim).unwrap();
+            }
+        }
+    }
+
+    /// Lines side by side whose rows are whole packs of 16 bytes, wherever the first begins.
+    #[test]
+    fn strips(outer in 1usize..4, len in prop_oneof![100usize..600, 900usize..1100, 2000usize..4500], packs in 4usize..40, skipped in 0usize..9,
+              kind in kinds(), dtype in prop::sample::select(DTYPES.to_vec()), op in prop::sample::select(Op::ALL.to_vec()), seed in any::<u64>()) {
+        let inner = packs * 8;
+        let outer = if len > 1000 { 1 } else { outer };
+        if within_cap(outer * len * inner) {
+            for device in devices() {
+                check(op, &side_by_side([outer, len, inner], skipped, kind, dtype, seed, &device).unwrap(), 1).unwrap();
             }
         }
     }

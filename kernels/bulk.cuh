@@ -1,0 +1,47 @@
+// Hopper's copies that run by themselves, and the barriers in shared memory that count what has arrived.
+#pragma once
+#include <cstdint>
+
+#include "softmax_state.cuh"
+
+__device__ __forceinline__ uint32_t shared_address(const void* at) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+// Opens when a thread has said how many bytes are to come and these have come; then it counts for the next time, and what
+// is waited for is the parity of how often it has opened before.
+struct ArrivalBarrier {
+    uint64_t bits;
+
+    // By one thread, before any other use.
+    __device__ __forceinline__ void init() {
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(this)) : "memory");
+    }
+    // What was initialised can be seen by the cluster's blocks, and by copies.
+    static __device__ __forceinline__ void announce() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+    __device__ __forceinline__ void expect(uint32_t bytes) {
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes) : "memory");
+    }
+    __device__ __forceinline__ void wait(int parity) {
+        asm volatile("{\n.reg .pred opened;\nAGAIN:\nmbarrier.try_wait.parity.shared.b64 opened, [%0], %1;\n@!opened bra AGAIN;\n}" ::"r"(
+                         shared_address(this)), "r"(parity) : "memory");
+    }
+};
+
+// What cuTensorMapEncodeTiled makes: where a tensor of three dimensions lies, and the box of it that is copied at once.
+struct alignas(64) TensorMap {
+    uint64_t opaque[16];
+};
+
+// Copies the box at x, y, z into shared memory; what of it lies outside of the tensor becomes zeros.
+__device__ __forceinline__ void copy_box(void* to, const TensorMap& map, int x, int y, int z, ArrivalBarrier& arrived) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
+                     shared_address(to)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&arrived)) : "memory");
+}
+
+// Writes to where `to` lies in this block's shared memory, but of another block of the cluster, where it counts as arrived.
+__device__ __forceinline__ void send(unsigned block, Normalizer<float>* to, Normalizer<float> value, ArrivalBarrier& arrived) {
+    asm volatile("{\n.reg .b32 there, barrier;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 barrier, %1, %2;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [barrier];\n}" ::"r"(
+                     shared_address(to)), "r"(shared_address(&arrived)), "r"(block), "f"(value.max), "f"(value.sum) : "memory");
+}

@@ -1,0 +1,190 @@
+// Softmax of long lines along another dimension than the last, on Hopper. A cluster of blocks takes a strip of neighbouring
+// lines, 128 or 256 bytes wide, a run of rows to each block, and then another strip. Each element is read once and written
+// once, so the ceiling is a copy; what keeps the memory busy is that the next strip comes into shared memory while this one
+// is in registers.
+#pragma once
+#include "bulk.cuh"
+#include "exchange.cuh"
+#include "pack.cuh"
+#include "schedule.cuh"
+#include "start.cuh"
+
+constexpr int STRIP_THREADS = 256;
+
+// ACROSS threads share a row, UNITS words of 4 bytes each, and each takes up to ROWS rows. WHOLE: the input's rows begin at
+// multiples of 16 bytes, as the map's tensor does; otherwise `before` elements behind that, and 16 bytes more are copied of
+// each row. `rows`: of a block, a multiple of 8 for each box of up to 256 that is copied at once. Shared memory: the rows a
+// block may have, (warps + 2 x blocks + 1) x columns states, three barriers.
+template <typename T, template <typename> class Output, int ACROSS, int UNITS, int ROWS, bool WHOLE>
+__device__ __forceinline__ void strip_lines(const TensorMap& x, T* y, int len, int inner, int strips, int rows, int before) {
+    using R = Real<T>;
+    using Exchange = ClusterExchange<R>;
+    constexpr int PER_UNIT = Element<T>::PER_UNIT, SIZE = UNITS * PER_UNIT, COLUMNS = ACROSS * SIZE;
+    constexpr int DOWN = STRIP_THREADS / ACROSS, WARPS = STRIP_THREADS / 32, PITCH = ACROSS * UNITS * 4 + (WHOLE ? 0 : 16);
+    constexpr bool KEEPS = PER_UNIT == 1;
+    extern __shared__ __align__(128) unsigned char strip_memory[];
+    const int blocks = Exchange::blocks(), rank = Exchange::rank();
+    const int warp = threadIdx.x / 32, column = threadIdx.x % ACROSS, row = threadIdx.x / ACROSS;
+    auto* of_warp = reinterpret_cast<Normalizer<R>*>(strip_memory + DOWN * ROWS * PITCH);
+    auto* of_blocks = of_warp + WARPS * COLUMNS;
+    auto* of_line = of_blocks + 2 * blocks * COLUMNS;
+    auto* copied = reinterpret_cast<ArrivalBarrier*>(of_line + COLUMNS);
+    auto* exchanged = copied + 1;  // two in turn: a block may be one strip ahead of another
+    if (threadIdx.x == 0) {
+        copied->init();
+        exchanged[0].init();
+        exchanged[1].init();
+        ArrivalBarrier::announce();
+    }
+    // No block may be sent anything before its barriers are there.
+    if (blocks > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    wait_for_kernel_before();
+
+    const int per_row = (inner + COLUMNS - 1) / COLUMNS, clusters = gridDim.x / blocks;
+    int strip = blockIdx.x / blocks;
+    const auto fetch = [&](int strip) {
+        if (threadIdx.x > 0 || strip >= strips) return;
+        const int outer = strip / per_row, first = (strip - outer * per_row) * COLUMNS;
+        const int boxes = (rows + 255) / 256, box = rows / boxes;
+        copied->expect(rows * PITCH);
+        for (int from = 0; from < rows; from += box) {
+            copy_box(strip_memory + from * PITCH, x, first, rank * rows + from, outer, *copied);
+        }
+    };
+    fetch(strip);
+    __syncthreads();
+    if (blocks > 1) Exchange::wait();
+
+    const int here = len - rank * rows;
+    const int mine = (here < rows ? here : rows) - row;  // rows from the thread's first on
+    const int64_t jump = int64_t(DOWN) * inner;
+    for (int turn = 0; strip < strips; strip += clusters, turn++) {
+        const int outer = strip / per_row, first = (strip - outer * per_row) * COLUMNS + column * SIZE;
+        copied->wait(turn & 1);
+        Unit<T> held[ROWS * UNITS];
+        const unsigned char* from = strip_memory + row * PITCH + column * UNITS * 4 + (WHOLE ? 0 : before / PER_UNIT * 4);
+        const uint32_t halves = before % 2 ? 0x5432 : 0x3210;
+        // What lies behind the block's rows may be anything.
+#pragma unroll
+        for (int k = 0; k < ROWS; k++) {
+            Pack<T, SIZE> pack;
+            if constexpr (WHOLE) {
+                pack = *reinterpret_cast<const Pack<T, SIZE>*>(from + k * DOWN * PITCH);
+            } else {
+                const auto* words = reinterpret_cast<const uint32_t*>(from + k * DOWN * PITCH);
+                uint32_t word[UNITS + 1];
+#pragma unroll
+                for (int u = 0; u < UNITS + PER_UNIT - 1; u++) word[u] = words[u];
+#pragma unroll
+                for (int u = 0; u < UNITS; u++) {
+                    if constexpr (PER_UNIT == 2) word[u] = __byte_perm(word[u], word[u + 1], halves);
+                    pack.units[u] = reinterpret_cast<const Unit<T>&>(word[u]);
+                }
+            }
+#pragma unroll
+            for (int u = 0; u < UNITS; u++) held[k * UNITS + u] = pack.units[u];
+        }
+        if (here < DOWN * ROWS || rows < DOWN * ROWS) {
+#pragma unroll
+            for (int k = 0; k < ROWS; k++) {
+                if (k * DOWN < mine) continue;
+#pragma unroll
+                for (int u = 0; u < UNITS; u++) held[k * UNITS + u] = no_elements<T>();
+            }
+        }
+        __syncthreads();
+        fetch(strip + clusters);
+
+        // The maximum of a column in this warp, and the sum relative to it.
+        R max[SIZE], sum[SIZE];
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            Unit<T> greatest = held[u];
+#pragma unroll
+            for (int k = 1; k < ROWS; k++) greatest = greater(greatest, held[k * UNITS + u]);
+            if (ACROSS < 32) greatest = greater(greatest, __shfl_xor_sync(~0u, greatest, 16));
+#pragma unroll
+            for (int i = 0; i < PER_UNIT; i++) {
+                const int c = u * PER_UNIT + i;
+                max[c] = Element<T>::of_unit(greatest, i);
+                const R reference = part_reference(max[c]);
+                R sums[4] = {0, 0, 0, 0};
+#pragma unroll
+                for (int k = 0; k < ROWS; k++) {
+                    const R e = Element<T>::exponential(Element<T>::of_unit(held[k * UNITS + u], i) - reference);
+                    if constexpr (KEEPS && Output<R>::OF_EXPONENTIAL) held[k * UNITS + u] = e;
+                    sums[k % 4] += e;
+                }
+                sum[c] = pairwise_sum(sums);
+                if (ACROSS < 32) sum[c] += __shfl_xor_sync(~0u, sum[c], 16);
+            }
+        }
+        if (threadIdx.x % 32 < ACROSS) {
+#pragma unroll
+            for (int c = 0; c < SIZE; c++) of_warp[warp * COLUMNS + column * SIZE + c] = {max[c], sum[c] * unscale<T>()};
+        }
+        __syncthreads();
+
+        // Each block merges its warps' parts and sends them to all; a column's are merged by several threads, for a block each.
+        const Normalizer<R>* parts = of_warp;
+        int count = WARPS;
+        if (blocks > 1) {
+            auto* of_block = of_blocks + (turn & 1) * blocks * COLUMNS;
+            auto& arrived = exchanged[turn & 1];
+            if (threadIdx.x == 0) arrived.expect(blocks * COLUMNS * sizeof(Normalizer<R>));
+            constexpr int ALIKE = STRIP_THREADS / COLUMNS;
+            const int c = threadIdx.x % COLUMNS;
+            if (threadIdx.x < ALIKE * COLUMNS) {
+                const auto part = merge_column(of_warp + c, WARPS, COLUMNS);
+                for (int block = threadIdx.x / COLUMNS; block < blocks; block += ALIKE) {
+                    send(block, of_block + rank * COLUMNS + c, part, arrived);
+                }
+            }
+            arrived.wait(turn / 2 & 1);
+            parts = of_block;
+            count = blocks;
+        }
+        for (int c = threadIdx.x; c < COLUMNS; c += STRIP_THREADS) {
+            const auto line = merge_column(parts + c, count, COLUMNS);
+            of_line[c] = {line.max, Output<R>::term(line)};
+        }
+        __syncthreads();
+
+        // What is to be computed again must not be kept from the first time.
+        if constexpr (!KEEPS && Output<R>::OF_EXPONENTIAL) {
+#pragma unroll
+            for (auto& unit : held) forget(unit);
+        }
+        Output<R> output[SIZE];
+#pragma unroll
+        for (int c = 0; c < SIZE; c++) {
+            output[c] = Output<R>::of_term(max[c], of_line[column * SIZE + c], unscale<T>());
+            max[c] = part_reference(max[c]);
+        }
+        T* to = y + (int64_t(outer) * len + rank * rows + row) * inner + first;
+        const int stored = first < inner ? mine : 0;
+#pragma unroll
+        for (int k = 0; k < ROWS; k++, to += jump) {
+            Pack<T, SIZE> pack;
+#pragma unroll
+            for (int u = 0; u < UNITS; u++) {
+                R result[PER_UNIT];
+#pragma unroll
+                for (int i = 0; i < PER_UNIT; i++) {
+                    R kept = Element<T>::of_unit(held[k * UNITS + u], i);
+                    const int c = u * PER_UNIT + i;
+                    if constexpr (!KEEPS && Output<R>::OF_EXPONENTIAL) kept = Element<T>::exponential(kept - max[c]);
+                    result[i] = output[c].of_kept(kept);
+                }
+                pack.units[u] = Element<T>::to_unit(result);
+            }
+            if (k * DOWN < stored) store_streaming(reinterpret_cast<Pack<T, SIZE>*>(to), pack);
+        }
+    }
+}
+
+#define STRIP_KERNEL(name, dtype, T, Output, ACROSS, UNITS, ROWS, WHOLE)                                                  \
+    extern "C" __global__ void __launch_bounds__(STRIP_THREADS, 2)                                                        \
+        name##_##dtype(const __grid_constant__ TensorMap x, T* y, int len, int inner, int strips, int rows, int before) { \
+        strip_lines<T, Output, ACROSS, UNITS, ROWS, WHOLE>(x, y, len, inner, strips, rows, before);                       \
+    }
