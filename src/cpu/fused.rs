@@ -9,10 +9,10 @@ use super::lanes::{fold, Lanes, Pack};
 use super::level::{Level, Simd, Task};
 use super::memory::{filled, Elements, Unfilled};
 use super::random::{self, PER_COUNTER};
-use super::rows::{blocks, CacheLines, AHEAD, BLOCK_VECTORS, FAR_APART, IN_WORK, MAX_LAG};
+use super::rows::{blocks, sum_of, CacheLines, AHEAD, BLOCK_VECTORS, FAR_APART, IN_WORK, MAX_LAG};
 use super::statistics::one;
 use super::{run, Element, Pass};
-use crate::fused::{Around, Geometry, Gradients, MaskedRows, Operand, Options, Place};
+use crate::fused::{Around, Geometry, Gradients, MaskedRows, Operand, Options, Place, Places};
 use crate::lines::unsupported_dtype;
 use crate::op::Output;
 use crate::state::{CompensatedSum, Normalizer, Number, Real, SoftmaxState, Weighted};
@@ -1089,15 +1089,78 @@ impl<T: Element> Rows<'_, T> {
 }
 
 /// A line in work.
-struct Line<R> {
+struct Line<F> {
     number: usize,
     place: Place,
     /// Which elements are not outside of the window, …
     keys: Range<usize>,
     /// … and which runs they are.
     runs: Range<usize>,
-    /// As of [`Call::scales`].
-    found: (R, R),
+    /// What its results are made with, when that is known.
+    found: F,
+}
+
+/// Room for numbers, where no vector lies in two cache lines.
+struct Held<R> {
+    start: *mut R,
+    _memory: Vec<R>,
+}
+
+impl<R> Held<R> {
+    fn new(len: usize) -> Self {
+        let mut memory = Vec::with_capacity(len + MAX_LANES);
+        let start: *mut R = memory.as_mut_ptr();
+        Self { start: start.wrapping_add(start.align_offset(64).min(MAX_LANES)), _memory: memory }
+    }
+}
+
+/// Lines that are held whole, several of them in work together.
+struct Together<'a, T: Element, F> {
+    call: &'a Call<'a, T>,
+    len: usize,
+    /// How many lines at most.
+    count: usize,
+    /// How far apart they are held.
+    room: usize,
+    /// The logits.
+    held: Held<T::Real>,
+    places: Places<'a>,
+    runs: Vec<Run<T::Real>>,
+    work: Vec<Line<F>>,
+}
+
+impl<'a, T: Element, F: Copy> Together<'a, T, F> {
+    fn new<S: Simd>(call: &'a Call<'a, T>, lines: &Range<usize>, len: usize) -> Self {
+        let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
+        let count = (TOGETHER / room).max(1).min(lines.len());
+        let (held, places) = (Held::new(count * room), call.geometry.places(lines.start));
+        Self { call, len, count, room, held, places, runs: Vec::new(), work: Vec::with_capacity(count) }
+    }
+
+    /// Makes the logits of the next lines, `count` at most, whose numbers these are. Each run but a line's last is whole
+    /// vectors.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn take<S: Simd>(&mut self, lines: Range<usize>, nothing: F) {
+        self.runs.clear();
+        self.work.clear();
+        let mut z = self.held.start;
+        for number in lines.take(self.count) {
+            let place = self.places.next();
+            let keys = self.call.keys(place.query, &(0..self.len));
+            let first_run = self.runs.len();
+            for (start, len) in blocks::<T::Lanes<S>>(keys.clone()) {
+                self.runs.push(self.call.run_along(&place, start, len, z.wrapping_add(start - keys.start)));
+            }
+            let runs = first_run..self.runs.len();
+            self.work.push(Line { number, place, keys, runs, found: nothing });
+            z = z.wrapping_add(self.room);
+        }
+        // SAFETY: there is room for as many lines; the rest by the caller's promise.
+        unsafe { self.call.logits::<S>(&mut self.runs, self.call.steps_along()) }
+    }
 }
 
 impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
@@ -1175,39 +1238,15 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
             }
             return;
         }
-        let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
-        let together = (TOGETHER / room).max(1).min(lines.len());
-        let mut held = Vec::<T::Real>::with_capacity(together * room + MAX_LANES);
-        // Where no vector lies in two cache lines.
-        let held = held.as_mut_ptr();
-        let held = held.wrapping_add(held.align_offset(64).min(MAX_LANES));
+        let mut together = Together::new::<S>(&self.call, &lines, len);
         let mut kept = [0; random::room(MAX_BLOCK)];
-        let (mut runs, mut work) = (Vec::new(), Vec::with_capacity(together));
-        let mut places = self.call.geometry.places(lines.start);
-        for first in lines.clone().step_by(together) {
-            let group = first..lines.end.min(first + together);
-            runs.clear();
-            work.clear();
-            for number in group {
-                let place = places.next();
-                let keys = self.call.keys(place.query, &(0..len));
-                let (first_run, z) = (runs.len(), held.wrapping_add((number - first) * room));
-                for (start, len) in blocks::<T::Lanes<S>>(keys.clone()) {
-                    runs.push(self.call.run_along(&place, start, len, z.wrapping_add(start - keys.start)));
-                }
-                work.push(Line {
-                    number,
-                    place,
-                    keys,
-                    runs: first_run..runs.len(),
-                    found: (T::Real::ZERO, T::Real::ZERO),
-                });
-            }
-            // SAFETY of the block: there is room for these lines in `held`, whose runs but a line's last are whole vectors;
-            // the rest by the caller's promise.
+        for first in lines.clone().step_by(together.count) {
+            // SAFETY of the block: the logits are there; the rest by the caller's promise.
             unsafe {
-                self.call.logits::<S>(&mut runs, self.call.steps_along());
-                for line in &mut work {
+                together.take::<S>(first..lines.end, (T::Real::ZERO, T::Real::ZERO));
+                let Together { runs, work, count, .. } = &mut together;
+                let ahead = *count * len;
+                for line in work.iter_mut() {
                     let runs = &runs[line.runs.clone()];
                     let sink = self.call.sink::<S>(line.place.sink);
                     let none = T::Real::NEG_INFINITY;
@@ -1217,9 +1256,9 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
                     let reference = max.or_greater(T::Real::LOWEST);
                     // A loop of its own for each.
                     let sum = if self.call.is_log() {
-                        self.exps::<S>(runs, reference, together * len, true)
+                        self.exps::<S>(runs, reference, ahead, true)
                     } else {
-                        self.exps::<S>(runs, reference, together * len, false)
+                        self.exps::<S>(runs, reference, ahead, false)
                     };
                     let sum = match sink {
                         Some(sink) => sum + (sink - reference).exp(),
@@ -1468,62 +1507,96 @@ struct Found<N> {
     total: N,
 }
 
+impl<R: Real> Found<R> {
+    /// Of a line of nothing.
+    const NOTHING: Self = Self { max: R::ZERO, inverse: R::ZERO, total: R::ZERO };
+}
+
 impl<T: Element> Backward<'_, T> {
-    /// Finishes a line; writes what it adds to its sink's gradient, if that is wanted.
-    ///
-    /// # Safety
-    /// As of [`Pass::write`].
-    unsafe fn found(
-        &self,
-        line: usize,
-        mut sums: Weighted<T::Real>,
-        sink: Option<T::Real>,
-        write: bool,
-    ) -> Found<T::Real> {
+    /// Finishes a line.
+    fn found(&self, mut sums: Weighted<T::Real>, sink: Option<T::Real>) -> Found<T::Real> {
         if let Some(sink) = sink {
             let reference = sums.grow(sink);
             sums.add((sink - reference).exp(), T::Real::ZERO);
         }
-        let found = match sums.state.normalizer() {
-            Some(Normalizer { max, sum }) => {
-                let total = if self.call.is_log() { sums.dot() } else { sums.dot() / sums.state.sum() };
-                Found { max, inverse: T::Real::ONE / sum, total }
-            }
-            None => Found { max: T::Real::ZERO, inverse: T::Real::ZERO, total: T::Real::ZERO },
-        };
-        if let (Some(sinks), Some(sink), true) = (self.sinks, sink, write) {
+        let Some(Normalizer { max, sum }) = sums.state.normalizer() else { return Found::NOTHING };
+        let total = if self.call.is_log() { sums.dot() } else { sums.dot() / sums.state.sum() };
+        Found { max, inverse: T::Real::ONE / sum, total }
+    }
+
+    /// Writes what a line adds to its sink's gradient, if that is wanted.
+    ///
+    /// # Safety
+    /// As of [`Pass::write`].
+    #[inline(always)]
+    unsafe fn write_sink(&self, line: usize, sink: Option<T::Real>, found: &Found<T::Real>) {
+        if let (Some(sinks), Some(sink)) = (self.sinks, sink) {
             let p = (sink - found.max).exp() * found.inverse;
             // SAFETY: the element is there; the rest by the caller's promise.
             unsafe { sinks.at(line, 1).write(T::Real::ZERO - p * found.total) };
         }
-        found
     }
 
     /// Loads the gradients of a run's results, times dropout's factor, and 0 for what does not take part and up to a whole
-    /// vector.
+    /// vector. Answers the sum of what `then(start, logits, gradients)` makes of each vector of them and of the logits.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`, and `z`, `g` and `keep` are valid for `len` elements and up to a whole vector.
     #[inline(always)]
-    unsafe fn load<S: Simd>(&self, at: usize, len: usize, z: *const T::Real, g: *mut T::Real, keep: Option<*const u8>) {
+    unsafe fn load<S: Simd>(
+        &self,
+        at: usize,
+        len: usize,
+        z: *const T::Real,
+        g: *mut T::Real,
+        keep: Option<*const u8>,
+        mut then: impl FnMut(usize, T::Lanes<S>, T::Lanes<S>) -> T::Lanes<S>,
+    ) -> T::Real {
         let zero = T::Lanes::<S>::splat(T::Real::ZERO);
         let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
         let factor = self.call.options.dropout.map_or(1.0, |dropout| dropout.kept_scale());
         let factor = T::Lanes::<S>::splat(T::Real::nearest(factor));
         // SAFETY of the block: as promised by the caller.
         unsafe {
-            T::Real::load::<S>(&self.g, at, len, g);
-            for i in (0..len).step_by(T::Lanes::<S>::COUNT) {
-                let mut x = T::Lanes::<S>::get(g.add(i), T::Lanes::<S>::COUNT.min(len - i));
-                if let Some(keep) = keep {
-                    x = (x * factor).where_kept(keep.add(i), T::Real::ZERO);
+            let mut take = {
+                #[inline(always)]
+                |i: usize, mut x: T::Lanes<S>| {
+                    if let Some(keep) = keep {
+                        x = (x * factor).where_kept(keep.add(i), T::Real::ZERO);
+                    }
+                    let z = T::Lanes::<S>::load(z.add(i));
+                    let x = z.if_less(lowest, zero, x);
+                    x.store(g.add(i));
+                    then(i, z, x)
                 }
-                T::Lanes::<S>::load(z.add(i)).if_less(lowest, zero, x).store(g.add(i));
+            };
+            match T::of(&self.g) {
+                Some(from) => {
+                    let from = from.at(at, len).cast_const();
+                    sum_of(
+                        len,
+                        #[inline(always)]
+                        |i, count| {
+                            S::prefetch(from.wrapping_add(i + AHEAD));
+                            take(i, T::read::<S>(from.add(i), count, T::Real::ZERO))
+                        },
+                    )
+                }
+                None => {
+                    T::Real::load::<S>(&self.g, at, len, g);
+                    sum_of(
+                        len,
+                        #[inline(always)]
+                        |i, count| take(i, T::Lanes::<S>::get(g.add(i), count)),
+                    )
+                }
             }
         }
     }
 
     /// Makes the gradients of a run's logits of what [`load`](Self::load) left in `g`, and writes them and those of the scores.
+    /// `found(start, x)` gives p and the sum of what is weighted for a vector of `held`, which is −∞ where an element does not
+    /// take part.
     ///
     /// # Safety
     /// As of [`load`](Self::load), and of [`Pass::write`].
@@ -1532,42 +1605,55 @@ impl<T: Element> Backward<'_, T> {
         &self,
         at: usize,
         len: usize,
-        z: *const T::Real,
-        g: *mut T::Real,
-        found: impl Fn(usize) -> Found<T::Lanes<S>>,
+        held: *const T::Real,
+        g: *const T::Real,
+        found: impl Fn(usize, T::Lanes<S>) -> (T::Lanes<S>, T::Lanes<S>),
     ) {
         let zero = T::Lanes::<S>::splat(T::Real::ZERO);
         let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
         let scale = T::Lanes::<S>::splat(self.call.scale);
         let log = self.call.is_log();
+        let logits = self.logits.map(|logits| logits.at(at, len));
         // SAFETY of the block: as promised by the caller.
         unsafe {
-            for i in (0..len).step_by(T::Lanes::<S>::COUNT) {
-                let (z, x) = (T::Lanes::<S>::load(z.add(i)), T::Lanes::<S>::load(g.add(i)));
-                let Found { max, inverse, total } = found(i);
-                let p = (z - max).exp() * inverse;
-                let gradient = if log { x - p * total } else { p * (x - total) };
-                z.if_less(lowest, zero, gradient).store(g.add(i));
-            }
-            if let Some(logits) = self.logits {
-                std::ptr::copy_nonoverlapping(g, logits.at(at, len), len);
-            }
-            if let Some(scores) = self.scores {
-                let src = self.call.scores.at(at, len).cast_const();
-                T::write::<S>(
-                    scores.at(at, len),
+            let of_logits = {
+                #[inline(always)]
+                |i: usize, count| {
+                    let (x, g) = (T::Lanes::<S>::get(held.add(i), count), T::Lanes::<S>::get(g.add(i), count));
+                    let (p, total) = found(i, x);
+                    let gradient = if log { g - p * total } else { p * (g - total) };
+                    let gradient = x.if_less(lowest, zero, gradient);
+                    if let Some(logits) = logits {
+                        gradient.put(logits.add(i), count);
+                    }
+                    gradient
+                }
+            };
+            let Some(scores) = self.scores else {
+                return each::<T::Lanes<S>>(
                     len,
                     #[inline(always)]
                     |i, count| {
-                        let gradient = T::Lanes::<S>::get(g.add(i), count) * scale;
-                        let Some((inverse, _)) = self.call.cap else { return gradient };
-                        let x = T::read::<S>(src.add(i), count, T::Real::ZERO);
-                        let gradient = gradient * tanh_slope(x * T::Lanes::<S>::splat(inverse));
-                        // A score that does not take part may be NaN.
-                        T::Lanes::<S>::get(z.add(i), count).if_less(lowest, zero, gradient)
+                        of_logits(i, count);
                     },
                 );
-            }
+            };
+            let (src, to) = (self.call.scores.at(at, len).cast_const(), scores.at(at, len));
+            T::write::<S>(
+                to,
+                len,
+                #[inline(always)]
+                |i, count| {
+                    // Memory that is written is read first.
+                    S::prefetch(to.wrapping_add(i + AHEAD));
+                    let gradient = of_logits(i, count) * scale;
+                    let Some((inverse, _)) = self.call.cap else { return gradient };
+                    let x = T::read::<S>(src.add(i), count, T::Real::ZERO);
+                    let gradient = gradient * tanh_slope(x * T::Lanes::<S>::splat(inverse));
+                    // A score that does not take part may be NaN.
+                    T::Lanes::<S>::get(held.add(i), count).if_less(lowest, zero, gradient)
+                },
+            );
         }
     }
 
@@ -1577,6 +1663,9 @@ impl<T: Element> Backward<'_, T> {
     /// As of [`Pass::write`].
     #[inline(always)]
     unsafe fn write_outside(&self, start: usize, len: usize) {
+        if len == 0 {
+            return;
+        }
         // SAFETY: as promised by the caller; all bits 0 are the number 0 in every dtype.
         unsafe {
             if let Some(scores) = self.scores {
@@ -1603,6 +1692,55 @@ fn keep_along<T: Element>(call: &Call<T>, line: usize, start: usize, len: usize,
 
 struct BackwardRows<'a, T: Element>(Backward<'a, T>);
 
+impl<T: Element> BackwardRows<'_, T> {
+    /// Σ exp(z − reference) of a line's runs, and the sum of the gradients that `g` says the places of: these are loaded, and
+    /// the exponentials take the logits' place, but where an element does not take part.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, the logits of the runs are there, and as much room in `g`.
+    #[inline(always)]
+    unsafe fn sums<S: Simd>(
+        &self,
+        line: &Line<Found<T::Real>>,
+        runs: &[Run<T::Real>],
+        reference: T::Real,
+        g: impl Fn(&Run<T::Real>) -> *mut T::Real,
+        kept: &mut Kept,
+    ) -> (T::Real, T::Real) {
+        let log = self.0.call.is_log();
+        let [reference, lowest, zero] = [reference, T::Real::LOWEST, T::Real::ZERO].map(T::Lanes::<S>::splat);
+        let (mut sums, mut dots) = (CompensatedSum::zero(), CompensatedSum::zero());
+        for run in runs {
+            let keep = keep_along(&self.0.call, line.number, run.scores - line.place.scores, run.len, kept);
+            let mut dot = zero;
+            // SAFETY: as promised by the caller.
+            let sum = unsafe {
+                self.0.load::<S>(
+                    run.scores,
+                    run.len,
+                    run.z,
+                    g(run),
+                    keep,
+                    #[inline(always)]
+                    |i, z, g| {
+                        let exp = (z - reference).exp();
+                        dot = if log { dot + g } else { g.mul_add(exp, dot) };
+                        z.if_less(lowest, z, exp).store(run.z.add(i));
+                        exp
+                    },
+                )
+            };
+            let dot = dot.sum_across();
+            if runs.len() == 1 {
+                return (sum, dot);
+            }
+            sums.add(sum);
+            dots.add(dot);
+        }
+        (sums.value(), dots.value())
+    }
+}
+
 impl<S: Simd, T: Element> Pass<S> for BackwardRows<'_, T> {
     type Reduced = Weighted<T::Real>;
     const WIDTH: usize = 1;
@@ -1620,17 +1758,19 @@ impl<S: Simd, T: Element> Pass<S> for BackwardRows<'_, T> {
             // SAFETY of the block: `z` and `g` have room for a block; the rest by the caller's promise.
             unsafe {
                 let max = call.logits_along::<S>(&place, start, len, z);
-                self.0.load::<S>(place.scores + start, len, z, g, keep);
-                let reference = sums.grow(max);
+                let reference = T::Lanes::<S>::splat(sums.grow(max));
                 let mut dot = T::Lanes::<S>::splat(T::Real::ZERO);
-                let sum = exp_sum::<T::Lanes<S>>(
-                    z,
+                let sum = self.0.load::<S>(
+                    place.scores + start,
                     len,
-                    reference,
+                    z,
+                    g,
+                    keep,
                     #[inline(always)]
-                    |i, exp| {
-                        let g = T::Lanes::<S>::load(g.add(i));
-                        dot = dot + if log { g } else { g * exp };
+                    |_, z, g| {
+                        let exp = (z - reference).exp();
+                        dot = if log { dot + g } else { g.mul_add(exp, dot) };
+                        exp
                     },
                 );
                 sums.add(sum, dot.sum_across());
@@ -1654,29 +1794,148 @@ impl<S: Simd, T: Element> Pass<S> for BackwardRows<'_, T> {
         let (z, g) = (z.0.as_mut_ptr().cast::<T::Real>(), g.0.as_mut_ptr().cast::<T::Real>());
         // SAFETY of the block: `z` and `g` have room for a block; the rest by the caller's promise.
         unsafe {
-            let Found { max, inverse, total } = self.0.found(line, *sums, call.sink::<S>(place.sink), range.start == 0);
-            let splat = T::Lanes::<S>::splat;
-            let found = Found { max: splat(max), inverse: splat(inverse), total: splat(total) };
+            let sink = call.sink::<S>(place.sink);
+            let found = self.0.found(*sums, sink);
+            if range.start == 0 {
+                self.0.write_sink(line, sink, &found);
+            }
+            let [max, inverse, total] = [found.max, found.inverse, found.total].map(T::Lanes::<S>::splat);
             self.0.write_outside(place.scores + range.start, keys.start - range.start);
             self.0.write_outside(place.scores + keys.end, range.end - keys.end);
             for (start, len) in blocks::<T::Lanes<S>>(keys) {
                 let keep = keep_along(call, line, start, len, &mut kept);
                 call.logits_along::<S>(&place, start, len, z);
-                self.0.load::<S>(place.scores + start, len, z, g, keep);
+                self.0.load::<S>(
+                    place.scores + start,
+                    len,
+                    z,
+                    g,
+                    keep,
+                    #[inline(always)]
+                    |_, _, g| g,
+                );
                 self.0.write::<S>(
                     place.scores + start,
                     len,
                     z,
                     g,
                     #[inline(always)]
-                    |_| found,
+                    |_, z| ((z - max).exp() * inverse, total),
                 );
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(&self, lines: Range<usize>, len: usize) {
+        let call = &self.0.call;
+        if len > HELD {
+            for line in lines {
+                // SAFETY: as promised by the caller.
+                unsafe {
+                    let sums = Pass::<S>::reduce(self, line, 0..len);
+                    Pass::<S>::write(self, line, 0..len, &sums)
+                }
+            }
+            return;
+        }
+        let log = call.is_log();
+        let none = T::Real::NEG_INFINITY;
+        let mut together = Together::new::<S>(call, &lines, len);
+        let g = Held::<T::Real>::new(together.count * together.room);
+        let mut kept = [0; random::room(MAX_BLOCK)];
+        for first in lines.clone().step_by(together.count) {
+            // SAFETY of the block: `g` has as much room as there is for the logits; the rest by the caller's promise.
+            unsafe {
+                together.take::<S>(first..lines.end, Found::NOTHING);
+                let Together { runs, work, held, .. } = &mut together;
+                let g = |run: &Run<T::Real>| g.start.offset(run.z.offset_from(held.start));
+                for line in work.iter_mut() {
+                    let runs = &runs[line.runs.clone()];
+                    let sink = call.sink::<S>(line.place.sink);
+                    let max =
+                        runs.iter().fold(sink.unwrap_or(none).or_greater(none), |max, run| run.max.or_greater(max));
+                    // Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
+                    let reference = max.or_greater(T::Real::LOWEST);
+                    let (sum, dot) = self.sums::<S>(line, runs, reference, g, &mut kept);
+                    let sum = match sink {
+                        Some(sink) => sum + (sink - reference).exp(),
+                        None => sum,
+                    };
+                    line.found = if max == none && sum == T::Real::ZERO {
+                        Found::NOTHING
+                    } else {
+                        let line = Normalizer::new(max, sum);
+                        Found { max, inverse: T::Real::ONE / line.sum, total: if log { dot } else { dot / sum } }
+                    };
+                    self.0.write_sink(line.number, sink, &line.found);
+                    let (start, end) = (line.place.scores, line.place.scores + len);
+                    self.0.write_outside(start, line.keys.start);
+                    self.0.write_outside(start + line.keys.end, end - start - line.keys.end);
+                }
+                for line in work.iter() {
+                    let [inverse, total] = [line.found.inverse, line.found.total].map(T::Lanes::<S>::splat);
+                    for run in &runs[line.runs.clone()] {
+                        self.0.write::<S>(
+                            run.scores,
+                            run.len,
+                            run.z,
+                            g(run),
+                            #[inline(always)]
+                            |_, exp| (exp * inverse, total),
+                        );
+                    }
+                }
             }
         }
     }
 }
 
 struct BackwardColumns<'a, T: Element>(Backward<'a, T>);
+
+/// Logits, or gradients, of a group of rows.
+type Group<R> = CacheLines<[[R; ROW]; ROWS]>;
+
+impl<T: Element> BackwardColumns<'_, T> {
+    /// Calls `with(row, rows, z, g)` for each group of these rows, with the number of the first, how many there are, their
+    /// logits, and what is loaded of the gradients.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn groups<S: Simd>(
+        &self,
+        side: &Side<T>,
+        range: &Range<usize>,
+        mut with: impl FnMut(usize, usize, &[[T::Real; ROW]; ROWS], &[[T::Real; ROW]; ROWS]),
+    ) {
+        let zeros = || CacheLines([[T::Real::ZERO; ROW]; ROWS]);
+        let (mut z, mut g): (Group<T::Real>, Group<T::Real>) = (zeros(), zeros());
+        let (z, g, mut runs, mut kept) = (&mut z.0, &mut g.0, Vec::new(), [[0; ROW]; PER_COUNTER]);
+        for first in range.clone().step_by(ROWS) {
+            let rows = ROWS.min(range.end - first);
+            // SAFETY of the block: the rows are a vector longer than the strip; the rest by the caller's promise.
+            unsafe {
+                side.logits::<S>(first, &mut z[..rows], &mut runs);
+                for (j, (z, g)) in (first..first + rows).zip(z.iter().zip(g.iter_mut())) {
+                    if j == range.start || j % PER_COUNTER == 0 {
+                        side.keep(j, &mut kept);
+                    }
+                    self.0.load::<S>(
+                        side.strip.row(j),
+                        side.strip.width,
+                        z.as_ptr(),
+                        g.as_mut_ptr(),
+                        side.kept(j, &kept),
+                        #[inline(always)]
+                        |_, _, g| g,
+                    );
+                }
+            }
+            with(first, rows, z, g);
+        }
+    }
+}
 
 impl<S: Simd, T: Element> Pass<S> for BackwardColumns<'_, T> {
     type Reduced = Vec<Weighted<T::Lanes<S>>>;
@@ -1686,26 +1945,42 @@ impl<S: Simd, T: Element> Pass<S> for BackwardColumns<'_, T> {
     unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
         let side = Side::new(self.0.call, unit);
         let log = side.call.is_log();
-        let (mut z, mut g, mut runs) = ([T::Real::ZERO; ROW], [T::Real::ZERO; ROW], Vec::new());
-        let mut kept = [[0; ROW]; PER_COUNTER];
         let mut sums = vec![Weighted::empty(!log); side.vectors::<S>()];
-        for j in range.clone() {
-            if j == range.start || j % PER_COUNTER == 0 {
-                side.keep(j, &mut kept);
-            }
-            // SAFETY of the block: the rows are a vector longer than the strip; the rest by the caller's promise.
-            unsafe {
-                side.logits::<S>(j, std::slice::from_mut(&mut z), &mut runs);
-                let width = side.strip.width;
-                self.0.load::<S>(side.strip.row(j), width, z.as_ptr(), g.as_mut_ptr(), side.kept(j, &kept));
-                for (i, sums) in sums.iter_mut().enumerate() {
-                    let at = i * T::Lanes::<S>::COUNT;
-                    let (z, g) = (T::Lanes::<S>::load(z[at..].as_ptr()), T::Lanes::<S>::load(g[at..].as_ptr()));
-                    let exp = (z - sums.grow(z)).exp();
-                    sums.add(exp, if log { g } else { g * exp });
-                }
-            }
-        }
+        // SAFETY: as promised by the caller.
+        unsafe {
+            self.groups::<S>(
+                &side,
+                &range,
+                #[inline(always)]
+                |_, rows, z, g| {
+                    for (i, sums) in sums.iter_mut().enumerate() {
+                        let at = i * T::Lanes::<S>::COUNT;
+                        let (none, zero) = (T::Real::NEG_INFINITY, T::Real::ZERO);
+                        let [none, zero] = [none, zero].map(T::Lanes::<S>::splat);
+                        let max = across(
+                            &z[..rows],
+                            at,
+                            none,
+                            #[inline(always)]
+                            |max, z| z.or_greater(max),
+                        );
+                        let reference = sums.grow(max);
+                        let (mut sum, mut dot) = (zero, zero);
+                        for (z, g) in z.iter().zip(g).take(rows) {
+                            let [z, g] = [z, g].map(
+                                #[inline(always)]
+                                // SAFETY: a vector is there.
+                                |row| T::Lanes::<S>::load(row[at..at + T::Lanes::<S>::COUNT].as_ptr()),
+                            );
+                            let exp = (z - reference).exp();
+                            sum = sum + exp;
+                            dot = if log { dot + g } else { g.mul_add(exp, dot) };
+                        }
+                        sums.add(sum, dot);
+                    }
+                },
+            )
+        };
         sums
     }
 
@@ -1724,36 +1999,38 @@ impl<S: Simd, T: Element> Pass<S> for BackwardColumns<'_, T> {
         let mut max = flat(sums.iter().map(|sums| sums.state.max()));
         let mut inverse = flat(sums.iter().map(|sums| sums.state.sum()));
         let mut total = flat(sums.iter().map(|sums| sums.dot()));
-        // SAFETY of the block: `max`, `inverse`, `total` and the rows are a vector longer than the strip; the rest by the
-        // caller's promise.
+        // SAFETY of the block: `max`, `inverse` and `total` are a vector longer than the strip; the rest by the caller's
+        // promise.
         unsafe {
             for (i, sink) in side.sinks::<S>().into_iter().enumerate() {
                 let sums = Weighted::from_parts(SoftmaxState::from_parts(max[i], inverse[i]), total[i], relative);
-                let found = self.0.found(side.line + i, sums, sink, range.start == 0);
+                let found = self.0.found(sums, sink);
+                if range.start == 0 {
+                    self.0.write_sink(side.line + i, sink, &found);
+                }
                 (max[i], inverse[i], total[i]) = (found.max, found.inverse, found.total);
             }
-            let (mut z, mut g, mut runs) = ([T::Real::ZERO; ROW], [T::Real::ZERO; ROW], Vec::new());
-            let mut kept = [[0; ROW]; PER_COUNTER];
-            for j in range.clone() {
-                if j == range.start || j % PER_COUNTER == 0 {
-                    side.keep(j, &mut kept);
-                }
-                side.logits::<S>(j, std::slice::from_mut(&mut z), &mut runs);
-                let (row, width) = (side.strip.row(j), side.strip.width);
-                self.0.load::<S>(row, width, z.as_ptr(), g.as_mut_ptr(), side.kept(j, &kept));
-                self.0.write::<S>(
-                    row,
-                    width,
-                    z.as_ptr(),
-                    g.as_mut_ptr(),
-                    #[inline(always)]
-                    |i| Found {
-                        max: T::Lanes::<S>::load(max.as_ptr().add(i)),
-                        inverse: T::Lanes::<S>::load(inverse.as_ptr().add(i)),
-                        total: T::Lanes::<S>::load(total.as_ptr().add(i)),
-                    },
-                );
-            }
+            self.groups::<S>(
+                &side,
+                &range,
+                #[inline(always)]
+                |first, rows, z, g| {
+                    for (j, (z, g)) in (first..first + rows).zip(z.iter().zip(g)) {
+                        self.0.write::<S>(
+                            side.strip.row(j),
+                            side.strip.width,
+                            z.as_ptr(),
+                            g.as_ptr(),
+                            #[inline(always)]
+                            |i, z| {
+                                let [max, inverse, total] =
+                                    [&max, &inverse, &total].map(|of| T::Lanes::<S>::load(of.as_ptr().add(i)));
+                                ((z - max).exp() * inverse, total)
+                            },
+                        );
+                    }
+                },
+            );
         }
     }
 }
