@@ -77,6 +77,13 @@ pub(super) fn flat<V: Lanes>(vectors: impl ExactSizeIterator<Item = V>) -> Vec<V
     flat
 }
 
+/// What was found of two parts of the same lines, vector by vector.
+#[inline(always)]
+pub(super) fn merged<R>(mut a: Vec<R>, b: Vec<R>, merge: impl Fn(&mut R, R)) -> Vec<R> {
+    a.iter_mut().zip(b).for_each(|(a, b)| merge(a, b));
+    a
+}
+
 /// # Safety
 /// The CPU has the instructions of `S`, and `from` is valid for reads of the elements `i..i + count`.
 #[inline(always)]
@@ -155,11 +162,8 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
     }
 
     #[inline(always)]
-    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        for (a, b) in a.iter_mut().zip(b) {
-            a.merge(b);
-        }
-        a
+    unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+        merged(a, b, SoftmaxState::merge)
     }
 
     #[inline(always)]
@@ -226,11 +230,8 @@ impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
     }
 
     #[inline(always)]
-    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        for (a, b) in a.iter_mut().zip(b) {
-            a.merge(b);
-        }
-        a
+    unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+        merged(a, b, CompensatedSum::merge)
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 //! Logits are made a block at a time in memory that stays in a cache, in the type computed in; what is made of them there
 //! is written with one rounding. So reading knows the scores' dtype and writing the result's, and neither the other's.
 
-use super::columns::{flat, Strip, ROWS, WIDTH};
+use super::columns::{flat, merged, Strip, ROWS, WIDTH};
 use super::exp::tanh_slope;
 use super::lanes::{fold, Lanes, Pack};
 use super::level::{Level, Simd, Task};
@@ -1447,11 +1447,8 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
     }
 
     #[inline(always)]
-    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        for (a, b) in a.iter_mut().zip(b) {
-            a.merge(b);
-        }
-        a
+    unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+        merged(a, b, SoftmaxState::merge)
     }
 
     #[inline(always)]
@@ -1985,11 +1982,8 @@ impl<S: Simd, T: Element> Pass<S> for BackwardColumns<'_, T> {
     }
 
     #[inline(always)]
-    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        for (a, b) in a.iter_mut().zip(b) {
-            a.merge(b);
-        }
-        a
+    unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+        merged(a, b, Weighted::merge)
     }
 
     #[inline(always)]

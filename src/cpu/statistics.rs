@@ -1,6 +1,6 @@
 //! Log-sum-exp, the statistics that a loss needs of each line, and the gradient of the logits from theirs.
 
-use super::columns::{self, flat, Strip};
+use super::columns::{self, flat, merged, Strip};
 use super::lanes::{Lanes, Pack};
 use super::level::{Level, Simd, Task};
 use super::memory::{filled, Elements};
@@ -394,11 +394,8 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
     }
 
     #[inline(always)]
-    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        for (a, b) in a.iter_mut().zip(b) {
-            a.merge(b);
-        }
-        a
+    unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+        merged(a, b, Part::merge)
     }
 
     /// With the first rows.
