@@ -709,6 +709,26 @@ fn a_nan_that_is_masked_does_not_count() -> Result<()> {
     Ok(())
 }
 
+/// A NaN that takes part makes the line's gradient NaN, but not where an element takes no part.
+#[test]
+fn what_is_masked_has_gradient_zero_in_a_line_of_nan() -> Result<()> {
+    for device in devices() {
+        let keep = Tensor::new(&[1u8, 0, 1, 1], &device)?.unsqueeze(0)?;
+        let scores = Tensor::new(&[[1f32, 2., f32::NAN, 3.]], &device)?;
+        for across in [false, true] {
+            let turned = |tensor: &Tensor| if across { tensor.t()?.contiguous() } else { Ok(tensor.clone()) };
+            let (scores, keep) = (Var::from_tensor(&turned(&scores)?)?, turned(&keep)?);
+            let softmax = Softmax::new().dim(usize::from(!across)).mask(&keep);
+            for softmax in [softmax.clone(), softmax.clone().softcap(3.0), softmax.log()] {
+                let grads = softmax.forward(&scores)?.sqr()?.sum_all()?.backward()?;
+                let gradient = values(grads.get(&scores).expect("a gradient"))?;
+                assert!(gradient[1] == 0.0 && [0, 2, 3].iter().all(|&i: &usize| gradient[i].is_nan()), "{gradient:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn dropout() -> Result<()> {
     let shape = (64, 1000);
