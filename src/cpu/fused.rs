@@ -33,6 +33,8 @@ const TOGETHER: usize = 2048;
 const MAX_LANES: usize = 16;
 /// … and so no block more elements.
 const MAX_BLOCK: usize = BLOCK_VECTORS * MAX_LANES;
+/// How many rows the memory system is to be ahead of the arithmetic.
+const AHEAD_ROWS: usize = 2 * ROWS;
 /// A row of a strip, with room for whole vectors.
 const ROW: usize = WIDTH + MAX_LANES;
 
@@ -83,17 +85,17 @@ unsafe fn fill<T: Copy>(to: &Elements<T>, start: usize, len: usize, x: T) {
 }
 
 /// What is computed in, from and to any dtype.
-pub(crate) trait Wide: Real + Into<f64> + WithDType {
+pub(crate) trait Wide: Element<Real = Self> + Real + Into<f64> + WithDType {
     /// # Safety
     /// The CPU has the instructions of `S`, and `to` is valid for writes of `len` elements.
-    unsafe fn load<S: Simd>(from: &Any, start: usize, len: usize, to: *mut Self);
+    unsafe fn load_any<S: Simd>(from: &Any, start: usize, len: usize, to: *mut Self);
 
     /// Writes `count` parts, each with one rounding; `part` is asked for one when those before are written.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`, what a part is made from is valid for reads and writes of its elements and up to a
     /// whole vector, and no other thread is using those written to.
-    unsafe fn store<S: Simd>(to: &Any, count: usize, part: impl FnMut(usize) -> Part<Self>);
+    unsafe fn store_any<S: Simd>(to: &Any, count: usize, part: impl FnMut(usize) -> Part<Self>);
 }
 
 /// Elements on their way out: what `last` makes of `from`.
@@ -142,7 +144,7 @@ impl<R: Real> Last<R> {
 }
 
 /// # Safety
-/// As of [`Wide::load`].
+/// As of [`Wide::load_any`].
 #[inline(always)]
 unsafe fn widen<S: Simd, T: Element>(from: &Elements<T>, start: usize, len: usize, to: *mut T::Real) {
     let from = from.at(start, len).cast_const();
@@ -155,7 +157,7 @@ unsafe fn widen<S: Simd, T: Element>(from: &Elements<T>, start: usize, len: usiz
 }
 
 /// # Safety
-/// As of [`Wide::store`].
+/// As of [`Wide::store_any`].
 #[inline(always)]
 unsafe fn narrow<S: Simd, T: Element>(to: &Elements<T>, count: usize, mut part: impl FnMut(usize) -> Part<T::Real>) {
     for i in 0..count {
@@ -179,7 +181,7 @@ unsafe fn narrow<S: Simd, T: Element>(to: &Elements<T>, count: usize, mut part: 
 }
 
 /// # Safety
-/// As of [`Wide::store`].
+/// As of [`Wide::store_any`].
 #[inline(always)]
 unsafe fn narrow_part<S: Simd, T: Element>(to: *mut T, len: usize, from: *const T::Real, last: Last<T::Real>) {
     // SAFETY: as promised by the caller.
@@ -198,7 +200,7 @@ unsafe fn narrow_part<S: Simd, T: Element>(to: *mut T, len: usize, from: *const 
 }
 
 /// # Safety
-/// As of [`Wide::load`].
+/// As of [`Wide::load_any`].
 #[inline(always)]
 unsafe fn convert<A: Copy, B>(from: *const A, to: *mut B, len: usize, f: impl Fn(A) -> B) {
     // SAFETY: as promised by the caller.
@@ -206,7 +208,7 @@ unsafe fn convert<A: Copy, B>(from: *const A, to: *mut B, len: usize, f: impl Fn
 }
 
 /// # Safety
-/// As of [`Wide::store`].
+/// As of [`Wide::store_any`].
 #[inline(always)]
 unsafe fn convert_parts<V: Lanes, B>(
     to: &Elements<B>,
@@ -240,7 +242,7 @@ fn to_odd(x: f64) -> f32 {
 // SAFETY of the blocks: as promised by the callers.
 impl Wide for f32 {
     #[inline(always)]
-    unsafe fn load<S: Simd>(from: &Any, start: usize, len: usize, to: *mut f32) {
+    unsafe fn load_any<S: Simd>(from: &Any, start: usize, len: usize, to: *mut f32) {
         unsafe {
             match from {
                 Any::F16(from) => widen::<S, f16>(from, start, len, to),
@@ -252,7 +254,7 @@ impl Wide for f32 {
     }
 
     #[inline(always)]
-    unsafe fn store<S: Simd>(to: &Any, count: usize, part: impl FnMut(usize) -> Part<f32>) {
+    unsafe fn store_any<S: Simd>(to: &Any, count: usize, part: impl FnMut(usize) -> Part<f32>) {
         unsafe {
             match to {
                 Any::F16(to) => narrow::<S, f16>(to, count, part),
@@ -266,7 +268,7 @@ impl Wide for f32 {
 
 impl Wide for f64 {
     #[inline(always)]
-    unsafe fn load<S: Simd>(from: &Any, start: usize, len: usize, to: *mut f64) {
+    unsafe fn load_any<S: Simd>(from: &Any, start: usize, len: usize, to: *mut f64) {
         unsafe {
             match from {
                 Any::F16(from) => convert(from.at(start, len), to, len, f16::to_f64),
@@ -278,7 +280,7 @@ impl Wide for f64 {
     }
 
     #[inline(always)]
-    unsafe fn store<S: Simd>(to: &Any, count: usize, part: impl FnMut(usize) -> Part<f64>) {
+    unsafe fn store_any<S: Simd>(to: &Any, count: usize, part: impl FnMut(usize) -> Part<f64>) {
         unsafe {
             match to {
                 Any::F16(to) => convert_parts::<S::F64, _>(to, count, part, |x| f16::from_f32(to_odd(x))),
@@ -319,6 +321,8 @@ struct Run<R> {
 struct Steps {
     bias: usize,
     mask: usize,
+    /// How many elements of the scores are asked for ahead.
+    ahead: usize,
 }
 
 /// Everything that is read, by lines.
@@ -414,7 +418,7 @@ impl<T: Element> Call<'_, T> {
 
     /// Those of a run along the last dimension.
     fn steps_along(&self) -> Steps {
-        Steps { bias: self.geometry.bias_step, mask: self.geometry.mask_step }
+        Steps { bias: self.geometry.bias_step, mask: self.geometry.mask_step, ahead: AHEAD }
     }
 
     /// Elements `start..start + len` of a line along the last dimension.
@@ -485,6 +489,7 @@ impl<T: Element> Call<'_, T> {
                     runs,
                     self.scores,
                     masked,
+                    steps.ahead,
                     #[inline(always)]
                     |run| {
                         let shift = self.shift::<S>(run, steps);
@@ -496,17 +501,23 @@ impl<T: Element> Call<'_, T> {
                     runs,
                     self.scores,
                     masked,
+                    steps.ahead,
                     #[inline(always)]
                     |run| {
                         let bias = run.neighbours(bias, run.bias, steps.bias, bias_here);
                         #[inline(always)]
-                        move |x, i, count| x.mul_add(scale, T::read::<S>(bias.add(i), count, zero))
+                        move |x, i, count| {
+                            // Most biases have rows as the scores have them.
+                            S::prefetch(bias.wrapping_add(i + steps.ahead));
+                            x.mul_add(scale, T::read::<S>(bias.add(i), count, zero))
+                        }
                     },
                 ),
                 (None, None, Some(mask)) => logits_of::<S, T, _>(
                     runs,
                     self.scores,
                     masked,
+                    steps.ahead,
                     #[inline(always)]
                     |run| {
                         let (shift, keep) =
@@ -519,6 +530,7 @@ impl<T: Element> Call<'_, T> {
                     runs,
                     self.scores,
                     masked,
+                    steps.ahead,
                     #[inline(always)]
                     |run| {
                         let shift = self.shift::<S>(run, steps);
@@ -530,6 +542,7 @@ impl<T: Element> Call<'_, T> {
                     runs,
                     self.scores,
                     masked,
+                    steps.ahead,
                     #[inline(always)]
                     |run| {
                         let shift = self.shift::<S>(run, steps);
@@ -587,6 +600,7 @@ unsafe fn logits_of<S: Simd, T: Element, F: Fn(T::Lanes<S>, usize, usize) -> T::
     runs: &mut [Run<T::Real>],
     scores: Elements<T>,
     masked: Option<Elements<u8>>,
+    ahead: usize,
     of: impl Fn(&Run<T::Real>) -> F,
 ) {
     let none = T::Lanes::<S>::splat(T::Real::NEG_INFINITY);
@@ -603,7 +617,7 @@ unsafe fn logits_of<S: Simd, T: Element, F: Fn(T::Lanes<S>, usize, usize) -> T::
                 run.len,
                 #[inline(always)]
                 |i, count| {
-                    S::prefetch(xs.wrapping_add(i + AHEAD));
+                    S::prefetch(xs.wrapping_add(i + ahead));
                     let mut logit = f(T::read::<S>(xs.add(i), count, T::Real::ZERO), i, count);
                     if count < T::Lanes::<S>::COUNT {
                         logit = logit.keep(count, T::Real::NEG_INFINITY);
@@ -843,6 +857,7 @@ impl<T: Element> Rows<'_, T> {
                     out,
                     #[inline(always)]
                     |turn, i, count| {
+                        S::prefetch(turn.bias.wrapping_add(i + AHEAD));
                         let bias = T::read::<S>(turn.bias.add(i), count, T::Real::ZERO);
                         read(turn, i, count).mul_add(scale, bias)
                     },
@@ -1210,7 +1225,7 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
                 self.call.logits_along::<S>(&place, start, len, z);
                 let keep = keep_along(&self.call, line, start, len, &mut kept);
                 let last = Last { make: Make::Of(self.call.options.output, max, scale), keep };
-                T::Real::store::<S>(
+                T::Real::store_any::<S>(
                     &self.out,
                     1,
                     #[inline(always)]
@@ -1269,7 +1284,7 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
                     self.write_outside(&line.place, &(0..len), &line.keys, line.found);
                 }
                 let mut at = 0;
-                T::Real::store::<S>(
+                T::Real::store_any::<S>(
                     &self.out,
                     runs.len(),
                     #[inline(always)]
@@ -1320,9 +1335,9 @@ impl<'a, T: Element> Side<'a, T> {
         let strip = Strip::new(unit, lines);
         let line = Strip::first_line(unit, lines);
         // The last dimension is one of them, and varies fastest.
-        let (size, steps, sink_step) = match call.geometry.axes.last() {
-            Some(axis) => (axis.size, Steps { bias: axis.bias, mask: axis.mask }, axis.sink),
-            None => (1, Steps { bias: 0, mask: 0 }, 0),
+        let (size, (bias, mask), sink_step) = match call.geometry.axes.last() {
+            Some(axis) => (axis.size, (axis.bias, axis.mask), axis.sink),
+            None => (1, (0, 0), 0),
         };
         let mut segments = Vec::new();
         let mut at = 0;
@@ -1332,6 +1347,7 @@ impl<'a, T: Element> Side<'a, T> {
             segments.push(Segment { at, len, place });
             at += len;
         }
+        let steps = Steps { bias, mask, ahead: AHEAD_ROWS * strip.stride };
         Self { call, strip, line, segments, steps, sink_step }
     }
 
@@ -1340,23 +1356,23 @@ impl<'a, T: Element> Side<'a, T> {
         self.strip.width.div_ceil(T::Lanes::<S>::COUNT)
     }
 
-    /// The logits of rows `first..first + z.len()`.
+    /// Makes the logits of a group of rows.
     ///
     /// # Safety
-    /// The CPU has the instructions of `S`.
+    /// The CPU has the instructions of `S`, and there is room for each of the rows, up to a whole vector.
     #[inline(always)]
-    unsafe fn logits<S: Simd>(&self, first: usize, z: &mut [[T::Real; ROW]], runs: &mut Vec<Run<T::Real>>) {
+    unsafe fn logits<S: Simd>(&self, group: &Group<T::Real>, runs: &mut Vec<Run<T::Real>>) {
         let (bias_step, mask_step) = (self.call.geometry.bias_step, self.call.geometry.mask_step);
         runs.clear();
-        for (j, z) in (first..).zip(z) {
-            // A row has room for a vector more than the strip; what passes a segment is written again by the next.
+        for (i, j) in group.numbers().enumerate() {
+            // What passes a segment is written again by the next.
             for segment in &self.segments {
                 runs.push(Run {
                     scores: self.strip.row(j) + segment.at,
                     bias: segment.place.bias + j * bias_step,
                     mask: segment.place.mask + j * mask_step,
                     len: segment.len,
-                    z: z[segment.at..].as_mut_ptr(),
+                    z: group.row(i).wrapping_add(segment.at),
                     max: T::Real::NEG_INFINITY,
                 });
             }
@@ -1391,22 +1407,188 @@ impl<'a, T: Element> Side<'a, T> {
     }
 }
 
-/// The vectors of these rows from element `i` on, folded.
-#[inline(always)]
-fn across<V: Lanes>(rows: &[[V::Real; ROW]], i: usize, init: V, step: impl Fn(V, V) -> V) -> V {
-    let mut folded = init;
-    for row in rows {
-        let row = &row[i..i + V::COUNT];
-        // SAFETY: a vector is there.
-        folded = step(folded, unsafe { V::load(row.as_ptr()) });
+/// Rows that are taken together, [`ROWS`] at most, of numbers that are `stride` apart.
+#[derive(Clone, Copy)]
+struct Group<R> {
+    /// The number of the first row.
+    first: usize,
+    rows: usize,
+    start: *mut R,
+    stride: usize,
+}
+
+impl<R: Real> Group<R> {
+    /// In memory of its own.
+    fn new(first: usize, rows: usize, memory: &mut GroupMemory<R>) -> Self {
+        Self { first, rows, start: memory.0.as_mut_ptr().cast(), stride: ROW }
     }
-    folded
+
+    fn numbers(&self) -> Range<usize> {
+        self.first..self.first + self.rows
+    }
+
+    #[inline(always)]
+    fn row(&self, i: usize) -> *mut R {
+        self.start.wrapping_add(i * self.stride)
+    }
+
+    /// The vectors of the rows from element `at` on, folded.
+    ///
+    /// # Safety
+    /// The rows are there, and the vectors in them.
+    #[inline(always)]
+    unsafe fn across<V: Lanes<Real = R>>(&self, at: usize, init: V, step: impl Fn(V, V) -> V) -> V {
+        let mut folded = init;
+        for i in 0..self.rows {
+            // SAFETY: as promised by the caller.
+            folded = step(folded, unsafe { V::load(self.row(i).wrapping_add(at)) });
+        }
+        folded
+    }
+}
+
+/// Rows that are a vector longer than a strip.
+type GroupMemory<R> = CacheLines<[[R; ROW]; ROWS]>;
+
+fn group_memory<R: Real>() -> GroupMemory<R> {
+    CacheLines([[R::ZERO; ROW]; ROWS])
 }
 
 /// Lines along another dimension.
 struct Columns<'a, T: Element> {
     call: Call<'a, T>,
     out: Any<'a>,
+}
+
+impl<T: Element> Columns<'_, T> {
+    /// Makes the logits of these rows a group at a time, where `place(first, rows)` says, and adds them to the states.
+    ///
+    /// # Safety
+    /// As of [`Side::logits`].
+    #[inline(always)]
+    unsafe fn states<S: Simd>(
+        side: &Side<T>,
+        range: Range<usize>,
+        mut place: impl FnMut(usize, usize) -> Group<T::Real>,
+    ) -> Vec<SoftmaxState<T::Lanes<S>>> {
+        let mut runs = Vec::new();
+        let mut states = vec![SoftmaxState::empty(); side.vectors::<S>()];
+        let [none, zero] = [T::Real::NEG_INFINITY, T::Real::ZERO].map(T::Lanes::<S>::splat);
+        for first in range.clone().step_by(ROWS) {
+            let group = place(first, ROWS.min(range.end - first));
+            // SAFETY of the block: as promised by the caller.
+            unsafe {
+                side.logits::<S>(&group, &mut runs);
+                for (i, state) in states.iter_mut().enumerate() {
+                    let at = i * T::Lanes::<S>::COUNT;
+                    let max = group.across(
+                        at,
+                        none,
+                        #[inline(always)]
+                        |max, z: T::Lanes<S>| z.or_greater(max),
+                    );
+                    let reference = state.grow(max);
+                    state.add(group.across(
+                        at,
+                        zero,
+                        #[inline(always)]
+                        |sum, z| sum + (z - reference).exp(),
+                    ));
+                }
+            }
+        }
+        states
+    }
+
+    /// What is made of the logits of each line of a strip, as of [`Call::scales`]; a vector longer than it.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(side: &Side<T>, states: &[SoftmaxState<T::Lanes<S>>]) -> [Vec<T::Real>; 2] {
+        let mut max = flat(states.iter().map(|state| state.max()));
+        let mut scale = flat(states.iter().map(|state| state.sum()));
+        // SAFETY: as promised by the caller.
+        for (i, sink) in unsafe { side.sinks::<S>() }.into_iter().enumerate() {
+            let state = SoftmaxState::from_parts(max[i], scale[i]);
+            (max[i], scale[i]) = side.call.scales(with_sink(state, sink));
+        }
+        [max, scale]
+    }
+
+    /// Writes what the logits of a group become.
+    ///
+    /// # Safety
+    /// As of [`Pass::write`]; the logits are there.
+    #[inline(always)]
+    unsafe fn write_group<S: Simd>(
+        &self,
+        side: &Side<T>,
+        group: &Group<T::Real>,
+        [max, scale]: &[Vec<T::Real>; 2],
+        kept: &mut [[u8; ROW]; PER_COUNTER],
+    ) {
+        let make = Make::OfEach(self.call.options.output, max.as_ptr(), scale.as_ptr());
+        // SAFETY: `max` and `scale` are a vector longer than the row; the rest by the caller's promise.
+        unsafe {
+            T::Real::store_any::<S>(
+                &self.out,
+                group.rows,
+                #[inline(always)]
+                |i| {
+                    let j = group.first + i;
+                    if i == 0 || j % PER_COUNTER == 0 {
+                        side.keep(j, kept);
+                    }
+                    let last = Last { make, keep: side.kept(j, kept) };
+                    Part { start: side.strip.row(j), len: side.strip.width, from: group.row(i), last }
+                },
+            )
+        }
+    }
+}
+
+impl<'a, T: Element> Columns<'a, T> {
+    /// Where logits are of the results' type and cost more than to write them, the results' places are to hold them, so that
+    /// they are made once and a bias is read once.
+    fn held_in_output<S: Simd>(&self, unit: usize) -> Option<(Side<'a, T>, Elements<'a, T::Real>)> {
+        if self.call.bias.is_none() && self.call.cap.is_none() {
+            return None;
+        }
+        let out = T::Real::of(&self.out)?;
+        let side = Side::new(self.call, unit);
+        // No vector may pass the end of a segment: behind it may be scores that are still to be read.
+        side.segments.iter().all(|segment| segment.len % T::Lanes::<S>::COUNT == 0).then_some((side, out))
+    }
+
+    /// A strip whose logits `out` holds until they are replaced by the results.
+    ///
+    /// # Safety
+    /// As of [`Pass::whole`], and no vector passes the end of a segment.
+    #[inline(always)]
+    unsafe fn through_output<S: Simd>(&self, side: &Side<T>, out: Elements<T::Real>, len: usize) {
+        let strip = side.strip;
+        let group = |first: usize, rows| {
+            let (start, len) = strip.span(&(first..first + rows));
+            Group { first, rows, start: out.at(start, len), stride: strip.stride }
+        };
+        // SAFETY of the block: the places are there; the rest by the caller's promise.
+        unsafe {
+            let states = Self::states::<S>(side, 0..len, |first, rows| {
+                let group = group(first, rows);
+                // Memory that is written is read first.
+                for i in AHEAD_ROWS..AHEAD_ROWS + rows {
+                    let row = group.row(i);
+                    (0..strip.width).step_by(T::Lanes::<S>::COUNT).for_each(|i| S::prefetch(row.wrapping_add(i)));
+                }
+                group
+            });
+            let (scales, mut kept) = (Self::scales::<S>(side, &states), [[0; ROW]; PER_COUNTER]);
+            for first in (0..len).step_by(ROWS) {
+                self.write_group::<S>(side, &group(first, ROWS.min(len - first)), &scales, &mut kept);
+            }
+        }
+    }
 }
 
 impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
@@ -1416,34 +1598,9 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
     #[inline(always)]
     unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
         let side = Side::new(self.call, unit);
-        let mut z = CacheLines([[T::Real::ZERO; ROW]; ROWS]);
-        let (z, mut runs) = (&mut z.0, Vec::new());
-        let mut states = vec![SoftmaxState::empty(); side.vectors::<S>()];
-        for first in range.clone().step_by(ROWS) {
-            let rows = ROWS.min(range.end - first);
-            // SAFETY: as promised by the caller.
-            unsafe { side.logits::<S>(first, &mut z[..rows], &mut runs) };
-            for (i, state) in states.iter_mut().enumerate() {
-                let at = i * T::Lanes::<S>::COUNT;
-                let (none, zero) = (T::Real::NEG_INFINITY, T::Real::ZERO);
-                let max = across(
-                    &z[..rows],
-                    at,
-                    T::Lanes::<S>::splat(none),
-                    #[inline(always)]
-                    |max, z| z.or_greater(max),
-                );
-                let reference = state.grow(max);
-                state.add(across(
-                    &z[..rows],
-                    at,
-                    T::Lanes::<S>::splat(zero),
-                    #[inline(always)]
-                    |sum, z| sum + (z - reference).exp(),
-                ));
-            }
-        }
-        states
+        let mut memory = group_memory();
+        // SAFETY: there is room for each row; the rest by the caller's promise.
+        unsafe { Self::states::<S>(&side, range, |first, rows| Group::new(first, rows, &mut memory)) }
     }
 
     #[inline(always)]
@@ -1454,33 +1611,29 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
     #[inline(always)]
     unsafe fn write(&self, unit: usize, range: Range<usize>, states: &Self::Reduced) {
         let side = Side::new(self.call, unit);
-        let mut max = flat(states.iter().map(|state| state.max()));
-        let mut scale = flat(states.iter().map(|state| state.sum()));
-        // SAFETY of the block: `max` and `scale` are a vector longer than the row; the rest by the caller's promise.
+        let (mut memory, mut runs, mut kept) = (group_memory(), Vec::new(), [[0; ROW]; PER_COUNTER]);
+        // SAFETY of the block: there is room for each row; the rest by the caller's promise.
         unsafe {
-            for (i, sink) in side.sinks::<S>().into_iter().enumerate() {
-                let state = SoftmaxState::from_parts(max[i], scale[i]);
-                (max[i], scale[i]) = self.call.scales(with_sink(state, sink));
-            }
-            let make = Make::OfEach(self.call.options.output, max.as_ptr(), scale.as_ptr());
-            let mut z = CacheLines([[T::Real::ZERO; ROW]; ROWS]);
-            let (z, mut runs, mut kept) = (&mut z.0, Vec::new(), [[0; ROW]; PER_COUNTER]);
+            let scales = Self::scales::<S>(&side, states);
             for first in range.clone().step_by(ROWS) {
-                let rows = ROWS.min(range.end - first);
-                side.logits::<S>(first, &mut z[..rows], &mut runs);
-                T::Real::store::<S>(
-                    &self.out,
-                    rows,
-                    #[inline(always)]
-                    |i| {
-                        let j = first + i;
-                        if j == range.start || j % PER_COUNTER == 0 {
-                            side.keep(j, &mut kept);
-                        }
-                        let last = Last { make, keep: side.kept(j, &kept) };
-                        Part { start: side.strip.row(j), len: side.strip.width, from: z[i].as_mut_ptr(), last }
-                    },
-                );
+                let group = Group::new(first, ROWS.min(range.end - first), &mut memory);
+                side.logits::<S>(&group, &mut runs);
+                self.write_group::<S>(&side, &group, &scales, &mut kept);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(&self, units: Range<usize>, len: usize) {
+        for unit in units {
+            // SAFETY: as promised by the caller.
+            unsafe {
+                if let Some((side, out)) = self.held_in_output::<S>(unit) {
+                    self.through_output::<S>(&side, out, len);
+                    continue;
+                }
+                let states = Pass::<S>::reduce(self, unit, 0..len);
+                Pass::<S>::write(self, unit, 0..len, &states);
             }
         }
     }
@@ -1580,7 +1733,7 @@ impl<T: Element> Backward<'_, T> {
                     )
                 }
                 None => {
-                    T::Real::load::<S>(&self.g, at, len, g);
+                    T::Real::load_any::<S>(&self.g, at, len, g);
                     sum_of(
                         len,
                         #[inline(always)]
@@ -1890,12 +2043,8 @@ impl<S: Simd, T: Element> Pass<S> for BackwardRows<'_, T> {
 
 struct BackwardColumns<'a, T: Element>(Backward<'a, T>);
 
-/// Logits, or gradients, of a group of rows.
-type Group<R> = CacheLines<[[R; ROW]; ROWS]>;
-
 impl<T: Element> BackwardColumns<'_, T> {
-    /// Calls `with(row, rows, z, g)` for each group of these rows, with the number of the first, how many there are, their
-    /// logits, and what is loaded of the gradients.
+    /// Calls `with(z, g)` for each group of these rows, with their logits, and what is loaded of the gradients.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`.
@@ -1904,32 +2053,32 @@ impl<T: Element> BackwardColumns<'_, T> {
         &self,
         side: &Side<T>,
         range: &Range<usize>,
-        mut with: impl FnMut(usize, usize, &[[T::Real; ROW]; ROWS], &[[T::Real; ROW]; ROWS]),
+        mut with: impl FnMut(&Group<T::Real>, &Group<T::Real>),
     ) {
-        let zeros = || CacheLines([[T::Real::ZERO; ROW]; ROWS]);
-        let (mut z, mut g): (Group<T::Real>, Group<T::Real>) = (zeros(), zeros());
-        let (z, g, mut runs, mut kept) = (&mut z.0, &mut g.0, Vec::new(), [[0; ROW]; PER_COUNTER]);
+        let (mut z, mut g, mut runs) = (group_memory(), group_memory(), Vec::new());
+        let mut kept = [[0; ROW]; PER_COUNTER];
         for first in range.clone().step_by(ROWS) {
             let rows = ROWS.min(range.end - first);
+            let (z, g) = (Group::new(first, rows, &mut z), Group::new(first, rows, &mut g));
             // SAFETY of the block: the rows are a vector longer than the strip; the rest by the caller's promise.
             unsafe {
-                side.logits::<S>(first, &mut z[..rows], &mut runs);
-                for (j, (z, g)) in (first..first + rows).zip(z.iter().zip(g.iter_mut())) {
-                    if j == range.start || j % PER_COUNTER == 0 {
+                side.logits::<S>(&z, &mut runs);
+                for (i, j) in z.numbers().enumerate() {
+                    if i == 0 || j % PER_COUNTER == 0 {
                         side.keep(j, &mut kept);
                     }
                     self.0.load::<S>(
                         side.strip.row(j),
                         side.strip.width,
-                        z.as_ptr(),
-                        g.as_mut_ptr(),
+                        z.row(i),
+                        g.row(i),
                         side.kept(j, &kept),
                         #[inline(always)]
                         |_, _, g| g,
                     );
                 }
             }
-            with(first, rows, z, g);
+            with(&z, &g);
         }
     }
 }
@@ -1942,33 +2091,27 @@ impl<S: Simd, T: Element> Pass<S> for BackwardColumns<'_, T> {
     unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
         let side = Side::new(self.0.call, unit);
         let log = side.call.is_log();
+        let [none, zero] = [T::Real::NEG_INFINITY, T::Real::ZERO].map(T::Lanes::<S>::splat);
         let mut sums = vec![Weighted::empty(!log); side.vectors::<S>()];
-        // SAFETY: as promised by the caller.
+        // SAFETY of the block: the vectors are in the rows; the rest by the caller's promise.
         unsafe {
             self.groups::<S>(
                 &side,
                 &range,
                 #[inline(always)]
-                |_, rows, z, g| {
+                |z, g| {
                     for (i, sums) in sums.iter_mut().enumerate() {
                         let at = i * T::Lanes::<S>::COUNT;
-                        let (none, zero) = (T::Real::NEG_INFINITY, T::Real::ZERO);
-                        let [none, zero] = [none, zero].map(T::Lanes::<S>::splat);
-                        let max = across(
-                            &z[..rows],
+                        let reference = sums.grow(z.across(
                             at,
                             none,
                             #[inline(always)]
-                            |max, z| z.or_greater(max),
-                        );
-                        let reference = sums.grow(max);
+                            |max, z: T::Lanes<S>| z.or_greater(max),
+                        ));
                         let (mut sum, mut dot) = (zero, zero);
-                        for (z, g) in z.iter().zip(g).take(rows) {
-                            let [z, g] = [z, g].map(
-                                #[inline(always)]
-                                // SAFETY: a vector is there.
-                                |row| T::Lanes::<S>::load(row[at..at + T::Lanes::<S>::COUNT].as_ptr()),
-                            );
+                        for i in 0..z.rows {
+                            let z = T::Lanes::<S>::load(z.row(i).wrapping_add(at));
+                            let g = T::Lanes::<S>::load(g.row(i).wrapping_add(at));
                             let exp = (z - reference).exp();
                             sum = sum + exp;
                             dot = if log { dot + g } else { g.mul_add(exp, dot) };
@@ -2008,13 +2151,13 @@ impl<S: Simd, T: Element> Pass<S> for BackwardColumns<'_, T> {
                 &side,
                 &range,
                 #[inline(always)]
-                |first, rows, z, g| {
-                    for (j, (z, g)) in (first..first + rows).zip(z.iter().zip(g)) {
+                |z, g| {
+                    for (i, j) in z.numbers().enumerate() {
                         self.0.write::<S>(
                             side.strip.row(j),
                             side.strip.width,
-                            z.as_ptr(),
-                            g.as_ptr(),
+                            z.row(i),
+                            g.row(i),
                             #[inline(always)]
                             |i, z| {
                                 let [max, inverse, total] =
