@@ -44,9 +44,7 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     int left = mine;
 #pragma unroll
     for (int k = 0; k < ROWS; k++, x += jump, left -= step) {
-        Pack<T, SIZE> pack;
-#pragma unroll
-        for (auto& unit : pack.units) unit = no_elements<T>();
+        auto pack = no_pack<T, SIZE>();
         if constexpr (LOADS == SIZE) {
             load_if<true>(left > 0, pack, x);
         } else if (left > 0) {

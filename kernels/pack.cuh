@@ -95,6 +95,15 @@ __device__ __forceinline__ Unit<T> no_elements() {
     }
 }
 
+// A pack of them
+template <typename T, int SIZE>
+__device__ __forceinline__ Pack<T, SIZE> no_pack() {
+    Pack<T, SIZE> pack;
+#pragma unroll
+    for (auto& unit : pack.units) unit = no_elements<T>();
+    return pack;
+}
+
 template <typename T>
 __device__ __forceinline__ Real<T> max_of_unit(Unit<T> unit) {
     Real<T> max = Element<T>::of_unit(unit, 0);

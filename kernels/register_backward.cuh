@@ -6,8 +6,8 @@
 #include "pack.cuh"
 #include "schedule.cuh"
 
-// COUNT elements of each for a thread: packs first, first + step, ...
-template <typename T, int COUNT>
+// COUNT elements of each for a thread: packs first, first + step, ... STEP is the step where it is known beforehand, or 0.
+template <typename T, int COUNT, int STEP>
 struct RegisterGradient {
     using R = Real<T>;
     static constexpr int PER_UNIT = Element<T>::PER_UNIT, SIZE = 16 / sizeof(T), PACKS = COUNT / SIZE;
@@ -15,26 +15,25 @@ struct RegisterGradient {
 
     P y[PACKS], g[PACKS];
     int64_t start;
-    int left, step;  // elements of the line from `start` on, and between packs
+    int left, step;  // elements of the line from `start` on; packs
 
     __device__ __forceinline__ RegisterGradient(int64_t line, int len, int first, int step)
-        : start(line * len + first * SIZE), left(len - first * SIZE), step(step * SIZE) {}
+        : start(line * len + first * SIZE), left(len - first * SIZE), step(step) {}
+
+    __device__ __forceinline__ int place(int k) const { return k * (STEP ? STEP : step) * SIZE; }
 
     __device__ __forceinline__ void load(const T* from_y, const T* from_g) {
         const auto load = [&](const T* from, P (&to)[PACKS]) {
 #pragma unroll
             for (int k = 0; k < PACKS; k++) {
-                if (k * step < left) {
-                    to[k] = load_streaming(reinterpret_cast<const P*>(from + start + k * step));
-                } else {
-                    const R zeros[PER_UNIT] = {};
+                const R zeros[PER_UNIT] = {};
 #pragma unroll
-                    for (auto& unit : to[k].units) unit = Element<T>::to_unit(zeros);
-                }
+                for (auto& unit : to[k].units) unit = Element<T>::to_unit(zeros);
+                load_if<true>(place(k) < left, to[k], from + place(k));
             }
         };
-        load(from_y, y);
-        load(from_g, g);
+        load(from_y + start, y);
+        load(from_g + start, g);
     }
 
     static __device__ __forceinline__ R element(const P& pack, int i) {
@@ -68,7 +67,7 @@ struct RegisterGradient {
                 }
                 pack.units[u] = Element<T>::to_unit(grad);
             }
-            if (k * step < left) store_streaming(reinterpret_cast<P*>(to + start + k * step), pack);
+            if (place(k) < left) store_streaming(reinterpret_cast<P*>(to + start + place(k)), pack);
         }
     }
 };
@@ -78,7 +77,7 @@ __device__ __forceinline__ void backward_warp_lines(const T* y, const T* g, T* d
     using R = Real<T>;
     const WarpGroup<R> group{shift};
     const int64_t line = group.line();
-    RegisterGradient<T, COUNT> held(line, line < lines ? int(len) : 0, group.rank(), group.size());
+    RegisterGradient<T, COUNT, 0> held(line, line < lines ? int(len) : 0, group.rank(), group.size());
     held.load(y, g);
     held.store(dx, group.reduce(held.sum(log), [](R a, R b) { return a + b; }), log);
 }
@@ -86,7 +85,7 @@ __device__ __forceinline__ void backward_warp_lines(const T* y, const T* g, T* d
 template <typename T, int COUNT, typename Exchange>
 __device__ __forceinline__ void backward_block_lines(const T* y, const T* g, T* dx, int64_t len, bool log, Exchange exchange) {
     using R = Real<T>;
-    using Line = RegisterGradient<T, COUNT>;
+    using Line = RegisterGradient<T, COUNT, 32>;
     Line held(exchange.line(), int(len), exchange.warp() * Line::PACKS * 32 + threadIdx.x % 32, 32);
     held.load(y, g);
     const R part = warp_group_reduce(held.sum(log), 32, [](R a, R b) { return a + b; });

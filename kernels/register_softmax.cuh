@@ -58,7 +58,7 @@ struct RegisterLine {
             from += start;
 #pragma unroll
             for (int k = 0; k < PACKS; k++) {
-                auto pack = no_pack();
+                auto pack = no_pack<T, SIZE>();
                 load_if<STREAMING>(place(k) < left, pack, from + place(k));
                 hold(k, pack);
             }
@@ -75,7 +75,7 @@ struct RegisterLine {
             Pack<T, SIZE> packs[PACKS + 1];
 #pragma unroll
             for (int k = 0; k <= PACKS; k++) {
-                packs[k] = no_pack();
+                packs[k] = no_pack<T, SIZE>();
                 // Of the pack behind the last, the first thread's is the last thread's.
                 const bool wanted = k < PACKS || (first && shift > 0);
                 load_if<STREAMING>(wanted && place(k) >= lowest && place(k) <= highest, packs[k], from + place(k));
@@ -136,12 +136,6 @@ struct RegisterLine {
         return reinterpret_cast<const Unit<T>&>(both);
     }
 
-    static __device__ __forceinline__ Pack<T, SIZE> no_pack() {
-        Pack<T, SIZE> pack;
-#pragma unroll
-        for (auto& unit : pack.units) unit = no_elements<T>();
-        return pack;
-    }
     __device__ __forceinline__ void hold(int k, const Pack<T, SIZE>& pack) {
 #pragma unroll
         for (int i = 0; i < SIZE / PER_HELD; i++) {
@@ -199,7 +193,7 @@ struct RegisterLine {
         if constexpr (!WHOLE) asm volatile("" : "+r"(left), "+r"(before));
         to += start;
         const bool full = !WHOLE && is_full();
-        Pack<T, SIZE> last = no_pack();  // which the line's end may lie in
+        Pack<T, SIZE> last = no_pack<T, SIZE>();  // which the line's end may lie in
         int place_of_last = left;
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
@@ -254,7 +248,7 @@ struct RegisterLine {
         }
     }
     static __device__ __forceinline__ Pack<T, SIZE> load_part(const T* from, int begin, int end) {
-        auto pack = no_pack();
+        auto pack = no_pack<T, SIZE>();
         if constexpr (PER_UNIT == 1) {
 #pragma unroll
             for (int i = 0; i < SIZE; i++) {
