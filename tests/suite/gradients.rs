@@ -1,6 +1,6 @@
 //! Gradients against finite differences, against candle's composed softmax, and against the formula in f64.
 
-use crate::support::{devices, normal, reference, tensor, values, within_cap, Op, DTYPES};
+use crate::support::{check_gradient, devices, normal, reference, tensor, values, within_cap, Op, DTYPES};
 use candle_core::{CustomOp1, DType, Device, Result, Tensor, Var};
 use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
 
@@ -47,18 +47,7 @@ fn finite_differences() -> Result<()> {
                     (ys * &weights)?.sum_all()?.to_scalar::<f64>()
                 };
                 let found = values(&gradient(op, &tensor(&logits, shape, DType::F64, &device)?, dim, &weights)?)?;
-                for (i, found) in found.into_iter().enumerate() {
-                    let step = 1e-5;
-                    let mut moved = logits.clone();
-                    moved[i] += step;
-                    let above = loss(&moved)?;
-                    moved[i] -= 2.0 * step;
-                    let slope = (above - loss(&moved)?) / (2.0 * step);
-                    assert!(
-                        (found - slope).abs() < 1e-8,
-                        "{op:?} {shape:?} dim {dim}, element {i}: {found} for {slope}"
-                    );
-                }
+                check_gradient(&found, &logits, &format!("{op:?} {shape:?} dim {dim}"), loss)?;
             }
         }
     }
@@ -200,19 +189,12 @@ fn second_order() -> Result<()> {
             let grads = (first_order(name, &y, &g)? * &h)?.sum_all()?.backward()?;
             for (input, seed) in [(&y, 10), (&g, 11)] {
                 let found = values(grads.get(input).expect("tracked"))?;
-                for (i, found) in found.into_iter().enumerate() {
-                    let step = 1e-5;
-                    let loss = |by: f64| -> Result<f64> {
-                        let mut moved = normal(rows * cols, 0.5, seed);
-                        moved[i] += by;
-                        let moved = tensor(&moved, (rows, cols), DType::F64, &device)?;
-                        let grad =
-                            if seed == 10 { first_order(name, &moved, &g)? } else { first_order(name, &y, &moved)? };
-                        (grad * &h)?.sum_all()?.to_scalar::<f64>()
-                    };
-                    let slope = (loss(step)? - loss(-step)?) / (2.0 * step);
-                    assert!((found - slope).abs() < 1e-8, "{name} of input {seed}, element {i}: {found} for {slope}");
-                }
+                let loss = |moved: &[f64]| -> Result<f64> {
+                    let moved = tensor(moved, (rows, cols), DType::F64, &device)?;
+                    let grad = if seed == 10 { first_order(name, &moved, &g)? } else { first_order(name, &y, &moved)? };
+                    (grad * &h)?.sum_all()?.to_scalar::<f64>()
+                };
+                check_gradient(&found, &values(input)?, &format!("{name} of input {seed}"), loss)?;
             }
         }
     }

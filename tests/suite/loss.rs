@@ -1,6 +1,6 @@
 //! Cross-entropy against the formula in f64, against candle-nn's, and against finite differences.
 
-use crate::support::{devices, normal, tensor, values, within_cap, DTYPES};
+use crate::support::{check_gradient, devices, normal, tensor, values, within_cap, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_softmax::loss::{self, CrossEntropy, Reduction};
 
@@ -403,14 +403,7 @@ fn finite_differences() -> Result<()> {
                 let loss = |logits: &[f64]| -> Result<f64> {
                     case.loss(&tensor(logits, shape.clone(), DType::F64, &device)?)?.to_scalar()
                 };
-                for (i, found) in found.into_iter().enumerate() {
-                    let mut moved = logits.clone();
-                    moved[i] += 1e-5;
-                    let above = loss(&moved)?;
-                    moved[i] -= 2e-5;
-                    let slope = (above - loss(&moved)?) / 2e-5;
-                    assert!((found - slope).abs() < 1e-8, "{shape:?} {reduction:?}, element {i}: {found} for {slope}");
-                }
+                check_gradient(&found, &logits, &format!("{shape:?} {reduction:?}"), loss)?;
             }
         }
     }

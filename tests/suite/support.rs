@@ -204,6 +204,21 @@ pub fn check_result(op: Op, xs: &Tensor, dim: usize, found: &Tensor) -> Result<(
     Ok(())
 }
 
+/// Checks the gradient `found` of `loss` in `at`, both f64, against central differences. `what`: for the message.
+pub fn check_gradient(found: &[f64], at: &[f64], what: &str, loss: impl Fn(&[f64]) -> Result<f64>) -> Result<()> {
+    let step = 1e-5;
+    assert_eq!(found.len(), at.len());
+    for (i, found) in found.iter().enumerate() {
+        let mut moved = at.to_vec();
+        moved[i] += step;
+        let above = loss(&moved)?;
+        moved[i] -= 2.0 * step;
+        let slope = (above - loss(&moved)?) / (2.0 * step);
+        assert!((found - slope).abs() < 1e-8, "{what}, element {i}: {found} for {slope}");
+    }
+    Ok(())
+}
+
 /// Applies `op` to `xs` along `dim` and checks the result.
 pub fn check(op: Op, xs: &Tensor, dim: usize) -> Result<()> {
     check_result(op, xs, dim, &op.apply(xs, dim)?)
