@@ -129,19 +129,7 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     left = mine;
 #pragma unroll
     for (int k = 0; k < ROWS; k++, y += jump, left -= step) {
-        Pack<T, SIZE> pack;
-#pragma unroll
-        for (int u = 0; u < UNITS; u++) {
-            R result[PER_UNIT];
-#pragma unroll
-            for (int i = 0; i < PER_UNIT; i++) {
-                R kept = Element<T>::of_unit(held[k * UNITS + u], i);
-                const int c = u * PER_UNIT + i;
-                if constexpr (!KEEPS && Output<R>::OF_EXPONENTIAL) kept = Element<T>::exponential(kept - max[c]);
-                result[i] = output[c].of_kept(kept);
-            }
-            pack.units[u] = Element<T>::to_unit(result);
-        }
+        const auto pack = column_results<T, SIZE, KEEPS>(held + k * UNITS, max, output);
         if (left > 0) {
             if (whole) {
                 store_streaming(reinterpret_cast<Pack<T, SIZE>*>(y), pack);

@@ -94,6 +94,27 @@ struct LogProbability {
     __device__ __forceinline__ LogProbability(R max, R log_sum) : max(max), log_sum(log_sum) {}
 };
 
+// The results of SIZE neighbours in a row, each of a line of its own, given what was kept of them: exponentials, or (KEEPS is
+// false) the elements, whose exponentials relative to these references are computed again.
+template <typename T, int SIZE, bool KEEPS, typename Output>
+__device__ __forceinline__ Pack<T, SIZE> column_results(const Unit<T>* held, const Real<T> (&references)[SIZE], const Output (&output)[SIZE]) {
+    constexpr int PER_UNIT = Element<T>::PER_UNIT;
+    Pack<T, SIZE> pack;
+#pragma unroll
+    for (int u = 0; u < SIZE / PER_UNIT; u++) {
+        Real<T> result[PER_UNIT];
+#pragma unroll
+        for (int i = 0; i < PER_UNIT; i++) {
+            const int c = u * PER_UNIT + i;
+            Real<T> kept = Element<T>::of_unit(held[u], i);
+            if constexpr (!KEEPS && Output::OF_EXPONENTIAL) kept = Element<T>::exponential(kept - references[c]);
+            result[i] = output[c].of_kept(kept);
+        }
+        pack.units[u] = Element<T>::to_unit(result);
+    }
+    return pack;
+}
+
 // The build compiles a module for each output, by defining one of the names below.
 #ifdef ONLY_LOG_PROBABILITY
 #define IF_PROBABILITY(KERNEL)

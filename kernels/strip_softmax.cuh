@@ -165,19 +165,7 @@ __device__ __forceinline__ void strip_lines(const TensorMap& x, T* y, int len, i
         const int stored = first < inner ? mine : 0;
 #pragma unroll
         for (int k = 0; k < ROWS; k++, to += jump) {
-            Pack<T, SIZE> pack;
-#pragma unroll
-            for (int u = 0; u < UNITS; u++) {
-                R result[PER_UNIT];
-#pragma unroll
-                for (int i = 0; i < PER_UNIT; i++) {
-                    R kept = Element<T>::of_unit(held[k * UNITS + u], i);
-                    const int c = u * PER_UNIT + i;
-                    if constexpr (!KEEPS && Output<R>::OF_EXPONENTIAL) kept = Element<T>::exponential(kept - max[c]);
-                    result[i] = output[c].of_kept(kept);
-                }
-                pack.units[u] = Element<T>::to_unit(result);
-            }
+            const auto pack = column_results<T, SIZE, KEEPS>(held + k * UNITS, max, output);
             if (k * DOWN < stored) store_streaming(reinterpret_cast<Pack<T, SIZE>*>(to), pack);
         }
     }

@@ -303,6 +303,15 @@ const WIDE_CLUSTER: usize = 16;
 const PORTABLE_CLUSTER: usize = 8;
 const WHOLE_GPU: usize = 100;
 
+/// The most blocks of a cluster; one where there are no clusters.
+fn largest_cluster(device: DeviceFacts) -> usize {
+    match device.compute_capability {
+        ..90 => 1,
+        _ if device.multiprocessors >= WHOLE_GPU => WIDE_CLUSTER,
+        _ => PORTABLE_CLUSTER,
+    }
+}
+
 /// Split lines: blocks of this many threads, two to a multiprocessor: 1.58 / 1.48, four of half the threads 1.59 / 1.55
 /// (1 x 16777216).
 const SPLIT_BLOCK: usize = 512;
@@ -414,11 +423,10 @@ fn register_backward(lines: Lines, size: usize, device: DeviceFacts) -> Option<P
         return (lines.count() <= MAX_GRID)
             .then(|| plan(Kernel::BackwardBlock { count }, lines.count(), threads(count)));
     }
-    let largest = match device.compute_capability {
-        ..90 => return None,
-        _ if device.multiprocessors >= WHOLE_GPU => WIDE_CLUSTER,
-        _ => PORTABLE_CLUSTER,
-    };
+    if device.compute_capability < 90 {
+        return None;
+    }
+    let largest = largest_cluster(device);
     of_cluster.iter().find_map(|&(most, count)| {
         let blocks = lines.len.div_ceil(count * MAX_REGISTER_BLOCK).next_power_of_two();
         (blocks <= most.min(largest) && lines.count() <= MAX_GRID / blocks).then(|| Plan {
@@ -504,7 +512,7 @@ fn fused_cluster(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts
     if device.compute_capability < 90 || lines.inner > 1 || !kind.whole || kind.backward || !kind.narrow {
         return None;
     }
-    let largest = if device.multiprocessors >= WHOLE_GPU { WIDE_CLUSTER } else { PORTABLE_CLUSTER };
+    let largest = largest_cluster(device);
     let blocks = lines.len.div_ceil(count * MAX_REGISTER_BLOCK).next_power_of_two();
     (blocks <= largest && lines.count() <= MAX_GRID / blocks).then(|| {
         let threads = lines.len.div_ceil(count * blocks).next_multiple_of(WARP);
@@ -688,7 +696,7 @@ fn cluster(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan
         return None;
     }
     let whole = whole_packs(lines, elements);
-    let largest = if device.multiprocessors >= WHOLE_GPU { WIDE_CLUSTER } else { PORTABLE_CLUSTER };
+    let largest = largest_cluster(device);
     let many = lines.count() >= 4 * device.multiprocessors;
     // Elements to a thread, the fewest blocks, the warps that a block should have at most, and the threads that the registers of
     // a multiprocessor hold. 4096 x 128256: four blocks of 16 warps 1.05, eight of 8 1.10 (f32); two of 16 with 128 elements
@@ -768,11 +776,7 @@ fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan>
     let whole = packs && (lines.len > 64 || elements.size == 2);
     let (size, rows) = column_tile(whole, lines.len, elements);
     let down = lines.len.div_ceil(rows);
-    let largest = match device.compute_capability {
-        ..90 => 1,
-        _ if device.multiprocessors >= WHOLE_GPU => WIDE_CLUSTER,
-        _ => PORTABLE_CLUSTER,
-    };
+    let largest = largest_cluster(device);
     // Threads side by side, and blocks of a cluster. Packs: (8, 4096, 4096) dim 1 f32 with eight and clusters of eight 1.26, four
     // and clusters of four 1.25; (64, 1000, 128) dim 1 bf16 in one block 1.70, in clusters of two 2.1; (16, 64, 56, 56) dim
     // 1 bf16 with sixteen 1.57, eight 1.61.
@@ -853,7 +857,7 @@ fn strip(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> 
 /// The rounds that it takes, too.
 fn strip_of(strips: Strips, lines: Lines, elements: Elements, device: DeviceFacts) -> Option<(usize, Plan)> {
     let (bytes, most_rows) = (strips.bytes(elements.size), strips.most_rows(elements.size));
-    let largest = if device.multiprocessors >= WHOLE_GPU { WIDE_CLUSTER } else { PORTABLE_CLUSTER };
+    let largest = largest_cluster(device);
     let count = strips.count(lines, elements.size);
     let rows = |blocks: usize| {
         let boxes = lines.len.div_ceil(blocks).div_ceil(MAX_BOX_ROWS);
