@@ -1244,14 +1244,8 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
             }
         }
         if len > HELD {
-            for line in lines {
-                // SAFETY: as promised by the caller.
-                unsafe {
-                    let state = Pass::<S>::reduce(self, line, 0..len);
-                    Pass::<S>::write(self, line, 0..len, &state)
-                }
-            }
-            return;
+            // SAFETY: as promised by the caller.
+            return unsafe { Pass::<S>::one_by_one(self, lines, len) };
         }
         let mut together = Together::new::<S>(&self.call, &lines, len);
         let mut kept = [0; random::room(MAX_BLOCK)];
@@ -1980,14 +1974,8 @@ impl<S: Simd, T: Element> Pass<S> for BackwardRows<'_, T> {
     unsafe fn whole(&self, lines: Range<usize>, len: usize) {
         let call = &self.0.call;
         if len > HELD {
-            for line in lines {
-                // SAFETY: as promised by the caller.
-                unsafe {
-                    let sums = Pass::<S>::reduce(self, line, 0..len);
-                    Pass::<S>::write(self, line, 0..len, &sums)
-                }
-            }
-            return;
+            // SAFETY: as promised by the caller.
+            return unsafe { Pass::<S>::one_by_one(self, lines, len) };
         }
         let log = call.is_log();
         let none = T::Real::NEG_INFINITY;

@@ -182,6 +182,16 @@ trait Pass<S: Simd>: Sync {
     /// The CPU has the instructions of `S`, and no other thread is writing to the same units.
     #[inline(always)]
     unsafe fn whole(&self, units: Range<usize>, len: usize) {
+        // SAFETY: as promised by the caller.
+        unsafe { self.one_by_one(units, len) }
+    }
+
+    /// The same in two steps for each, whatever [`whole`](Self::whole) does.
+    ///
+    /// # Safety
+    /// As of [`whole`](Self::whole).
+    #[inline(always)]
+    unsafe fn one_by_one(&self, units: Range<usize>, len: usize) {
         for unit in units {
             // SAFETY: as promised by the caller.
             unsafe {
