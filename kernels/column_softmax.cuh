@@ -21,7 +21,6 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     rank = ClusterExchange<R>::rank();
     if (blocks > 1) ClusterExchange<R>::begin();
 #endif
-    wait_for_kernel_before();
     const int across = 1 << shift, column = threadIdx.x & (across - 1), columns = across * SIZE;
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int down = blockDim.x >> shift;
@@ -38,10 +37,13 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     int64_t jump = step * inner;
 
     constexpr int PER_UNIT = Element<T>::PER_UNIT, UNITS = SIZE / PER_UNIT;
-    constexpr bool KEEPS = PER_UNIT == 1;
+    // Exponentials take the place of the elements, but many of half precision stay two to a register and are computed twice.
+    constexpr bool KEEPS = PER_UNIT == 1 || ROWS * SIZE <= 32;
     Unit<T> held[ROWS * UNITS];
+    R kept[KEEPS ? ROWS * SIZE : 1];
     x += start;
     int left = mine;
+    wait_for_kernel_before();
 #pragma unroll
     for (int k = 0; k < ROWS; k++, x += jump, left -= step) {
         auto pack = no_pack<T, SIZE>();
@@ -76,8 +78,8 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
             sum[c] = 0;
 #pragma unroll
             for (int k = 0; k < ROWS; k++) {
-                const R e = Element<T>::exponential(Element<T>::of_unit(held[k * UNITS + u], i) - reference);
-                if constexpr (KEEPS && Output<R>::OF_EXPONENTIAL) held[k * UNITS + u] = e;
+                const R x = Element<T>::of_unit(held[k * UNITS + u], i), e = Element<T>::exponential(x - reference);
+                if constexpr (KEEPS) kept[k * SIZE + c] = Output<R>::OF_EXPONENTIAL ? e : x;
                 sum[c] += e;
             }
 #pragma unroll
@@ -129,7 +131,9 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     left = mine;
 #pragma unroll
     for (int k = 0; k < ROWS; k++, y += jump, left -= step) {
-        const auto pack = column_results<T, SIZE, KEEPS>(held + k * UNITS, max, output);
+        Pack<T, SIZE> pack;
+        if constexpr (KEEPS) pack = column_results<T, SIZE>(kept + k * SIZE, max, output);
+        else pack = column_results<T, SIZE>(held + k * UNITS, max, output);
         if (left > 0) {
             if (whole) {
                 store_streaming(reinterpret_cast<Pack<T, SIZE>*>(y), pack);

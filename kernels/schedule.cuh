@@ -1,6 +1,8 @@
 // The schedules of the state over the logits of a line, and what is stored for an element. `Logits` is one of line.cuh's:
 // each_tile(f) hands out tiles of logits in the order of the line (-inf where the line has ended), map(f) writes f(x).
 #pragma once
+#include <type_traits>
+
 #include "line.cuh"
 
 template <int TILE, typename R>
@@ -94,10 +96,10 @@ struct LogProbability {
     __device__ __forceinline__ LogProbability(R max, R log_sum) : max(max), log_sum(log_sum) {}
 };
 
-// The results of SIZE neighbours in a row, each of a line of its own, given what was kept of them: exponentials, or (KEEPS is
-// false) the elements, whose exponentials relative to these references are computed again.
-template <typename T, int SIZE, bool KEEPS, typename Output>
-__device__ __forceinline__ Pack<T, SIZE> column_results(const Unit<T>* held, const Real<T> (&references)[SIZE], const Output (&output)[SIZE]) {
+// The results of SIZE neighbours in a row, each of a line of its own, given what was kept of them: a number each, or units of
+// elements, whose exponentials relative to these references are computed again.
+template <typename T, int SIZE, typename Kept, typename Output>
+__device__ __forceinline__ Pack<T, SIZE> column_results(const Kept* kept, const Real<T> (&references)[SIZE], const Output (&output)[SIZE]) {
     constexpr int PER_UNIT = Element<T>::PER_UNIT;
     Pack<T, SIZE> pack;
 #pragma unroll
@@ -106,9 +108,14 @@ __device__ __forceinline__ Pack<T, SIZE> column_results(const Unit<T>* held, con
 #pragma unroll
         for (int i = 0; i < PER_UNIT; i++) {
             const int c = u * PER_UNIT + i;
-            Real<T> kept = Element<T>::of_unit(held[u], i);
-            if constexpr (!KEEPS && Output::OF_EXPONENTIAL) kept = Element<T>::exponential(kept - references[c]);
-            result[i] = output[c].of_kept(kept);
+            Real<T> number;
+            if constexpr (std::is_same_v<Kept, Real<T>>) {
+                number = kept[c];
+            } else {
+                number = Element<T>::of_unit(kept[u], i);
+                if constexpr (Output::OF_EXPONENTIAL) number = Element<T>::exponential(number - references[c]);
+            }
+            result[i] = output[c].of_kept(number);
         }
         pack.units[u] = Element<T>::to_unit(result);
     }

@@ -165,7 +165,7 @@ __device__ __forceinline__ void strip_lines(const TensorMap& x, T* y, int len, i
         const int stored = first < inner ? mine : 0;
 #pragma unroll
         for (int k = 0; k < ROWS; k++, to += jump) {
-            const auto pack = column_results<T, SIZE, KEEPS>(held + k * UNITS, max, output);
+            const auto pack = column_results<T, SIZE>(held + k * UNITS, max, output);
             if (k * DOWN < stored) store_streaming(reinterpret_cast<Pack<T, SIZE>*>(to), pack);
         }
     }

@@ -318,6 +318,7 @@ mod tests {
                     Kernel::Cluster { count: 32, whole: any },
                 ],
                 _ => &[
+                    Kernel::Column { rows: 8, whole },
                     Kernel::Column { rows: 16, whole },
                     Kernel::Column { rows: 32, whole: any },
                     Kernel::Strip(Strips::Narrow),

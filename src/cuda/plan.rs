@@ -331,6 +331,9 @@ pub(crate) const MAX_BOX_ROWS: usize = 256;
 const BOX_ROWS: usize = 8;
 /// Up to this length a thread takes half as many rows: 1.33, with more 1.52 at (16, 64, 56, 56) dim 1 f32.
 const FEW_ROWS: usize = 128;
+/// Up to this length packs are not used but of half precision, of which a thread takes half as many rows: 1.36, with as many 1.51
+/// at (16, 64, 56, 56) dim 1.
+const SHORT_PACKS: usize = 64;
 /// Shorter lines side by side are read twice by a thread each, the second time from the L1 cache.
 const SHORT_COLUMN: usize = 16;
 
@@ -758,6 +761,7 @@ fn split(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> 
 fn column_tile(whole: bool, len: usize, elements: Elements) -> (usize, usize) {
     match (whole, elements.size) {
         (true, 8) => (2, 16),
+        (true, 2) if len <= SHORT_PACKS => (4, 8),
         (true, _) => (4, 16),
         (false, 8) => (1, 16),
         (false, 2) => (2, 32),
@@ -773,15 +777,16 @@ fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan>
         && elements.input_alignment.is_multiple_of(bytes)
         && elements.output_alignment.is_multiple_of(bytes);
     // Single elements keep more blocks busy where lines are short: 1.26, packs 1.49 at (16, 64, 56, 56) dim 1 f32.
-    let whole = packs && (lines.len > 64 || elements.size == 2);
+    let whole = packs && (lines.len > SHORT_PACKS || elements.size == 2);
     let (size, rows) = column_tile(whole, lines.len, elements);
     let down = lines.len.div_ceil(rows);
     let largest = largest_cluster(device);
     // Threads side by side, and blocks of a cluster. Packs: (8, 4096, 4096) dim 1 f32 with eight and clusters of eight 1.26, four
     // and clusters of four 1.25; (64, 1000, 128) dim 1 bf16 in one block 1.70, in clusters of two 2.1; (16, 64, 56, 56) dim
-    // 1 bf16 with sixteen 1.57, eight 1.61.
+    // 1 bf16 with sixteen 1.36, eight 1.43.
     let widest = if whole { 16 } else { 32 };
-    let (across, blocks) = if down * widest <= 64 {
+    let one_block = if rows < 16 { 128 } else { 64 };
+    let (across, blocks) = if down * widest <= one_block {
         (widest, 1)
     } else if whole && elements.size == 2 && down * 8 <= WIDE_COLUMN_BLOCK {
         (8, 1)
@@ -934,6 +939,7 @@ mod tests {
             (lines(64, 1000, 128), BF16, column(16, true), column(16, true)),
             (lines(64, 1000, 127), BF16, column(32, false), column(32, false)),
             (lines(16, 64, 3136), F32, column(16, false), column(16, false)),
+            (lines(16, 64, 3136), BF16, column(8, true), column(8, true)),
             (lines(1 << 10, 8, 4096), F32, Kernel::OnlineColumns, Kernel::OnlineColumns),
             (lines(1, 10_000_000, 2), F32, Kernel::Reduce, Kernel::Reduce),
         ];
@@ -1187,7 +1193,12 @@ mod tests {
                 let (size, _) = column_tile(whole, lines.len, elements);
                 assert!(side_by_side <= WARP && block.is_multiple_of(side_by_side) && plan.cluster <= 16, "{what}");
                 assert!(block / side_by_side * rows * plan.cluster as usize >= lines.len, "{what}");
-                assert!(block <= if whole && elements.size == 2 { 512 } else { 256 }, "{what}");
+                let most = match (whole && elements.size == 2, rows) {
+                    (true, 8) => 128,
+                    (true, _) => 512,
+                    (false, _) => 256,
+                };
+                assert!(block <= most, "{what}");
                 assert!(grid / plan.cluster as usize * side_by_side * size >= lines.inner * lines.outer, "{what}");
                 assert!(!whole || lines.inner.is_multiple_of(size), "{what}");
                 assert!(plan.shared_bytes < 48 << 10, "{what}");
