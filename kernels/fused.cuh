@@ -472,9 +472,10 @@ __device__ __forceinline__ FusedLine<Real<T>> normalize(const Fused<Real<T>>& ca
 }
 
 // Moves the scores (as far as they are in the window), the result, and once what is added or masked: the ceiling is a copy of
-// the scores, and of half of it a write alone where a causal mask leaves half.
+// the scores, and of half of it a write alone where a causal mask leaves half. What is in the window of the line `ahead` lines
+// on, which has the same window, is fetched into the L2 cache: lines of which less is read wait as long for it.
 template <typename T, int COUNT, int SIZE, bool WINDOW, typename Group>
-__device__ __forceinline__ void fused_lines(const Fused<Real<T>>& call, const Group& group) {
+__device__ __forceinline__ void fused_lines(const Fused<Real<T>>& call, const Group& group, int ahead = 0) {
     using R = Real<T>;
     const int64_t number = group.line();
     const bool there = Group::BLOCK || number < call.lines;
@@ -482,6 +483,11 @@ __device__ __forceinline__ void fused_lines(const Fused<Real<T>>& call, const Gr
     if (!there) at.first = at.end = 0;
     auto held = held_logits<T, COUNT, SIZE, WINDOW>(group, at);
     const R own_max = held.load(call, at);
+    if (WINDOW && SIZE > 1 && Group::BLOCK && ahead > 0 && number + ahead < call.lines) {
+        constexpr int LINE = 128 / sizeof(T);  // of the cache
+        const int j = static_cast<int>(at.first) / LINE * LINE + threadIdx.x * LINE;
+        if (j < at.end) prefetch(static_cast<const T*>(call.scores) + at.scores + ahead * call.len + j);
+    }
     R absent;  // the result outside the window
     if (call.log) {
         const auto [line, factor, empty] = normalize<false, T>(call, at, held, own_max, group);
@@ -775,10 +781,10 @@ __device__ __forceinline__ void fused_columns(const Fused<Real<T>>& call) {
     }
 #define FUSED_BLOCK(name, dtype, T, COUNT, SIZE, WINDOW)                                          \
     extern "C" __global__ void __launch_bounds__(256, sizeof(T) == 4 ? 5 : 4)                     \
-        name##_##dtype(const __grid_constant__ Fused<Real<T>> call) {                             \
+        name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int ahead) {                  \
         using R = Real<T>;                                                                        \
         __shared__ Normalizer<R> parts[MAX_WARPS];                                                \
-        fused_lines<T, COUNT, SIZE, WINDOW>(call, WholeBlocks<R, BlockExchange<R>>{{parts}, nullptr}); \
+        fused_lines<T, COUNT, SIZE, WINDOW>(call, WholeBlocks<R, BlockExchange<R>>{{parts}, nullptr}, ahead); \
     }
 #define FUSED_BACKWARD_WARP(name, dtype, T, COUNT, SIZE)                                          \
     extern "C" __global__ void __launch_bounds__(128)                                             \

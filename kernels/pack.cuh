@@ -129,3 +129,9 @@ __device__ __forceinline__ void prefetch(const T* from, int count) {
     }
 #endif
 }
+
+// The same for the 128 bytes of the cache's line that this element is in.
+template <typename T>
+__device__ __forceinline__ void prefetch(const T* of) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(of)));
+}

@@ -209,7 +209,7 @@ fn run(
     let kind = FusedKind {
         backward,
         whole: whole_packs(geometry, dtype.size_in_bytes(), tensors),
-        window: options.window.is_some(),
+        queries: options.window.map_or(0, |window| window.queries),
         narrow: is_narrow(options, geometry),
     };
     let plan = plan::fused(geometry.lines, kind, dtype.size_in_bytes(), functions::facts(device)?);

@@ -251,7 +251,7 @@ pub(super) unsafe fn fused<T: CudaElement, C>(device: &CudaDevice, mut call: C, 
     let stream = device.cuda_stream();
     let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
     let mut shift = plan.parameter;
-    // SAFETY: as promised by the caller; the second is a parameter of the kernels for parts of a warp only.
+    // SAFETY: as promised by the caller; the second is a parameter of the kernels for parts of a warp and for blocks only.
     unsafe { launch_with(&stream, key, device, plan, &mut [address_of(&mut call), address_of(&mut shift)]) }
 }
 

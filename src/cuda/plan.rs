@@ -189,7 +189,8 @@ pub(crate) struct FusedKind {
     pub backward: bool,
     /// Lines are whole packs of 16 bytes in every tensor.
     pub whole: bool,
-    pub window: bool,
+    /// How many lines after a line the next one is with the same window; 0 where there is no window.
+    pub queries: usize,
     /// 32 bits are enough for lines, steps and positions.
     pub narrow: bool,
 }
@@ -241,8 +242,8 @@ pub(crate) struct Plan {
     pub shared_bytes: u32,
     /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], contiguous lines of
     /// [`Kernel::StatisticsStrided`], [`Kernel::LossBackwardShortRows`]) or of those side by side ([`Kernel::Column`]), how
-    /// many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`]), the rows of a block ([`Kernel::Strip`]), or the
-    /// blocks of a line ([`Kernel::LossBackwardRows`]).
+    /// many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`], [`Kernel::FusedBlock`]), the rows of a block
+    /// ([`Kernel::Strip`]), or the blocks of a line ([`Kernel::LossBackwardRows`]).
     pub parameter: i32,
 }
 
@@ -451,7 +452,7 @@ pub(crate) fn fused(lines: Lines, kind: FusedKind, size: usize, device: DeviceFa
         Plan { block: plan.block.min(MAX_REGISTER_BLOCK as u32), ..plan }
     };
     let columns = || thread_per_line(Kernel::FusedColumns { backward }, lines);
-    let registers = || fused_registers(lines, kind, size);
+    let registers = || fused_registers(lines, kind, size, device);
     let cluster = || fused_cluster(lines, kind, size, device);
     let forced = match device.forced {
         Some(Family::Online) => Some(columns()),
@@ -479,26 +480,42 @@ fn fused_count(kind: FusedKind, size: usize) -> (usize, usize) {
     }
 }
 
-fn fused_registers(lines: Lines, kind: FusedKind, size: usize) -> Option<Plan> {
-    let FusedKind { backward, whole, window, narrow } = kind;
+fn fused_registers(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
+    let FusedKind { backward, whole, queries, narrow } = kind;
     let (count, most_threads) = fused_count(kind, size);
     if lines.inner > 1 || lines.len > count * most_threads || !narrow {
         return None;
     }
-    let kind = match (whole, window && !backward) {
+    let kind = match (whole, queries > 0 && !backward) {
         (false, _) => FusedLines::Any,
         (true, false) => FusedLines::Packs,
         (true, true) => FusedLines::Window,
     };
     let threads = lines.len.div_ceil(count);
-    let (kernel, grid, block, shift) = if threads <= WARP {
+    let (kernel, grid, block, parameter) = if threads <= WARP {
         let shift = threads.next_power_of_two().ilog2();
         let kernel = Kernel::FusedWarp { backward, lines: kind };
-        (kernel, lines.count().div_ceil(WARP_BLOCK >> shift), WARP_BLOCK, shift)
+        (kernel, lines.count().div_ceil(WARP_BLOCK >> shift), WARP_BLOCK, shift as usize)
     } else {
-        (Kernel::FusedBlock { backward, lines: kind }, lines.count(), threads.next_multiple_of(WARP), 0)
+        let block = threads.next_multiple_of(WARP);
+        let ahead = if kind == FusedLines::Window { fused_ahead(lines, queries, size, block, device) } else { 0 };
+        (Kernel::FusedBlock { backward, lines: kind }, lines.count(), block, ahead)
     };
-    (grid <= MAX_GRID).then(|| Plan { parameter: shift as i32, ..plan(kernel, grid, block) })
+    (grid <= MAX_GRID).then(|| Plan { parameter: parameter as i32, ..plan(kernel, grid, block) })
+}
+
+/// How many lines ahead windows are fetched: about as many as there are blocks at once, as far as the L2 cache holds them.
+/// (8, 16, 2048, 2048) causal: f32 2048 lines 0.81, 660 0.83, none 0.87; bf16 2048 0.89, 1320 0.92, 660 0.96, none 0.94.
+fn fused_ahead(lines: Lines, queries: usize, size: usize, block: usize, device: DeviceFacts) -> usize {
+    const MOST_BYTES: usize = 16 << 20;
+    let resident = if size == 4 { 1280 } else { 1024 };
+    let at_once = device.multiprocessors * (resident / block);
+    let ahead = (at_once / queries).max(1).saturating_mul(queries);
+    if ahead.saturating_mul(lines.len * size) <= MOST_BYTES {
+        ahead
+    } else {
+        0
+    }
 }
 
 /// Elements of a thread in a fused cluster.
@@ -1049,7 +1066,7 @@ mod tests {
     #[test]
     fn fused_plans_cover_the_lines() {
         let device = |forced| DeviceFacts { forced, ..HOPPER };
-        let packs = FusedKind { backward: false, whole: true, window: false, narrow: true };
+        let packs = FusedKind { backward: false, whole: true, queries: 0, narrow: true };
         let any = FusedKind { whole: false, ..packs };
         let (backward, of) = (false, FusedLines::Packs);
         for (lines, kind, device, kernel) in [
@@ -1057,7 +1074,7 @@ mod tests {
             (lines(1 << 20, 2048, 1), packs, HOPPER, Kernel::FusedBlock { backward, lines: of }),
             (
                 lines(1 << 20, 2048, 1),
-                FusedKind { window: true, ..packs },
+                FusedKind { queries: 2048, ..packs },
                 HOPPER,
                 Kernel::FusedBlock { backward, lines: FusedLines::Window },
             ),
@@ -1069,6 +1086,14 @@ mod tests {
             (lines(64, 100, 64), any, HOPPER, Kernel::FusedColumns { backward }),
         ] {
             assert_eq!(fused(lines, kind, 2, device).kernel, kernel, "{lines:?} {kind:?}");
+        }
+        // Windows come whole matrices of queries ahead, as many as run at once, but no more than the cache holds.
+        for (len, queries, size, ahead) in
+            [(2048, 2048, 4, 2048), (2048, 2048, 2, 2048), (2048, 100, 2, 2100), (8192, 8192, 2, 0), (1024, 1, 4, 2640)]
+        {
+            let plan = fused(lines(1 << 18, len, 1), FusedKind { queries, ..packs }, size, HOPPER);
+            assert_eq!(plan.kernel, Kernel::FusedBlock { backward, lines: FusedLines::Window });
+            assert_eq!(plan.parameter, ahead, "{len} {queries} {size}");
         }
         let sizes = [1, 3, 31, 128, 129, 1000, 4096, 4097, 8193, 32_768, 100_003, 1 << 20, 1 << 33];
         let families = Family::ALL.map(|(_, family)| Some(family)).into_iter().chain([None]);
@@ -1082,7 +1107,12 @@ mod tests {
                 (9, false, false, 4),
             ] {
                 let lines = lines(outer, len, inner);
-                let kind = FusedKind { backward, whole, window: size == 8, narrow: lines.count() < 1 << 32 };
+                let kind = FusedKind {
+                    backward,
+                    whole,
+                    queries: if size == 8 { 100 } else { 0 },
+                    narrow: lines.count() < 1 << 32,
+                };
                 let plan = fused(lines, kind, size, device(forced));
                 let what = format!("{lines:?} {plan:?}");
                 let (grid, block) = (plan.grid.0 as usize, plan.block as usize);
