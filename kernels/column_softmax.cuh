@@ -48,7 +48,7 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     for (int k = 0; k < ROWS; k++, x += jump, left -= step) {
         auto pack = no_pack<T, SIZE>();
         if constexpr (LOADS == SIZE) {
-            load_if<true>(left > 0, pack, x);
+            load_if(left > 0, pack, x);
         } else if (left > 0) {
 #pragma unroll
             for (int i = 0; i < UNITS; i++) {

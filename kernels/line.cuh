@@ -199,7 +199,7 @@ struct WarpLogits {
     __device__ __forceinline__ void stage() const {
         if (in_packs()) {
             each(SIZE, [&](int place, int i) {
-                const auto pack = load_streaming(reinterpret_cast<const Pack<T, SIZE>*>(x + i));
+                const auto pack = load(reinterpret_cast<const Pack<T, SIZE>*>(x + i));
 #pragma unroll
                 for (int k = 0; k < SIZE; k++) shared[place + k] = Element<T>::of_unit(pack.units[k / PER_UNIT], k % PER_UNIT);
             });

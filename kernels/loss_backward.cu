@@ -73,7 +73,7 @@ __device__ __forceinline__ void rows(PARAMETERS(T)) {
             if (pack >= packs) continue;
             const T* at = x + head + pack * SIZE;
             if (aligned) {
-                held[k] = load_streaming(reinterpret_cast<const Pack<T, SIZE>*>(at));
+                held[k] = load(reinterpret_cast<const Pack<T, SIZE>*>(at));
             } else {
                 alignas(16) T elements[SIZE];
 #pragma unroll
@@ -95,7 +95,7 @@ __device__ __forceinline__ void rows(PARAMETERS(T)) {
             }
             held[k].units[u] = Element<T>::to_unit(result);
         }
-        store_streaming(reinterpret_cast<Pack<T, SIZE>*>(dx + head) + pack, held[k]);
+        store(reinterpret_cast<Pack<T, SIZE>*>(dx + head) + pack, held[k]);
     }
     // The thread that wrote the target's pack writes the target again.
     const int thread = threadIdx.x;

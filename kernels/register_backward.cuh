@@ -29,7 +29,7 @@ struct RegisterGradient {
                 const R zeros[PER_UNIT] = {};
 #pragma unroll
                 for (auto& unit : to[k].units) unit = Element<T>::to_unit(zeros);
-                load_if<true>(place(k) < left, to[k], from + place(k));
+                ::load_if(place(k) < left, to[k], from + place(k));
             }
         };
         load(from_y + start, y);
@@ -67,7 +67,7 @@ struct RegisterGradient {
                 }
                 pack.units[u] = Element<T>::to_unit(grad);
             }
-            if (place(k) < left) store_streaming(reinterpret_cast<P*>(to + start + place(k)), pack);
+            if (place(k) < left) ::store(reinterpret_cast<P*>(to + start + place(k)), pack);
         }
     }
 };

@@ -39,15 +39,15 @@ __device__ __forceinline__ void split_states(const T* x, Normalizer<Real<T>>* pa
     auto state = SoftmaxState<R>::empty();
     const int tiles = line.tiles(), once = line.tiles_read_once();
     auto next = line.tile(line.part);
-    next.template load<false>(x, y, total);
+    next.load(PlainAccess{}, x, y, total);
 #pragma unroll 1
     for (int n = line.part; n < tiles; n += line.parts) {
         auto held = next;
         next = line.tile(n + line.parts);
         if (n + line.parts < once) {
-            next.template load<true>(x, y, total);
+            next.load(StreamingAccess{}, x, y, total);
         } else if (n + line.parts < tiles) {
-            next.template load<false>(x, y, total);
+            next.load(PlainAccess{}, x, y, total);
         }
         const R reference = state.grow(held.max());
         state.add(held.template exponentiate<Probability<R>>(reference) * unscale<T>());
@@ -66,7 +66,7 @@ __device__ __forceinline__ void split_apply(const T* x, const Normalizer<Real<T>
     const int tiles = line.tiles(), last = line.part + (tiles - 1 - line.part) / line.parts * line.parts;
     auto next = line.tile(last);
     // The first kernel has waited for what wrote x before this one could start.
-    next.template load<false>(x, y, total);
+    next.load(PlainAccess{}, x, y, total);
     wait_for_kernel_before();
     parts_of += number * int64_t(gridDim.x);
     R max = negative_infinity<R>();
@@ -83,10 +83,10 @@ __device__ __forceinline__ void split_apply(const T* x, const Normalizer<Real<T>
         auto held = next;
         if (n > line.part) {
             next = line.tile(n - line.parts);
-            next.template load<false>(x, y, total);
+            next.load(PlainAccess{}, x, y, total);
         }
         held.template exponentiate<Output<R>>(max);
-        held.store(y, max, output);
+        held.store(StreamingAccess{}, y, max, output);
     }
 }
 

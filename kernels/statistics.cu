@@ -96,7 +96,7 @@ struct PackedLine {
         for (int k = 0; k < PACKS; k++) {
             const int64_t pack = from + k * int(blockDim.x);
             if (pack < packs) {
-                tile[k] = load_streaming(reinterpret_cast<const Pack<T, SIZE>*>(first + head) + pack);
+                tile[k] = ::load(reinterpret_cast<const Pack<T, SIZE>*>(first + head) + pack);
             } else {
 #pragma unroll
                 for (auto& unit : tile[k].units) unit = no_elements<T>();

@@ -741,12 +741,12 @@ fn cluster(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan
     let threads = needed.div_ceil(blocks) * WARP;
     let at_once = (device.multiprocessors * (resident / threads).max(1) / blocks).max(1);
     // What the next clusters need is fetched where it helped: 64 x 151936 1.18, without 1.28 (f32); 4096 x 128256 1.04, without
-    // 1.11 (bf16), but 1.08 and 1.05 (f32).
+    // 1.10 (bf16), 1.04 and 1.07 (f32); but 1024 x 32768 f32 1.07, without 1.05.
     let ahead = match (whole, elements.size) {
         // At an offset of one element, 4096 x 128256 bf16: half 1.07, a quarter 1.12
         (false, 2) => at_once / 2,
         (_, 2) => at_once / 4,
-        _ if blocks >= 8 => at_once / 4,
+        _ if blocks >= 8 || threads > MAX_REGISTER_BLOCK / 2 => at_once / 4,
         _ => 0,
     };
     (threads <= MAX_REGISTER_BLOCK && lines.count() <= MAX_GRID / blocks).then(|| Plan {
