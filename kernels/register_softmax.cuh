@@ -51,9 +51,10 @@ struct RegisterLine {
         return COUNT >= 8 && __all_sync(~0u, before <= 0 && place(PACKS - 1) + SIZE <= left);
     }
 
-    // From the input, of `total` elements, given the output
+    // From the input, of `total` elements, given the output. Of lines `inside` it is known that there is more than a pack of
+    // elements before and behind them.
     template <typename Access>
-    __device__ __forceinline__ void load(const Access& access, const T* from, const T* y, int64_t total) {
+    __device__ __forceinline__ void load(const Access& access, const T* from, const T* y, int64_t total, bool inside = false) {
         if constexpr (WHOLE) {
             from += start;
 #pragma unroll
@@ -68,8 +69,12 @@ struct RegisterLine {
             const int shift = static_cast<int>(number(from) - number(y)) & (SIZE - 1);
             from += start - shift;
             // A pack of the input is read if any of its elements are of the line and all are of the tensor.
-            const int64_t line = start + before, behind = total - (start + left);
-            const int earlier = line < SIZE - 1 ? int(line) : SIZE - 1, later = behind < SIZE - 1 ? int(behind) : SIZE - 1;
+            int earlier = SIZE - 1, later = SIZE - 1;
+            if (!inside) {
+                const int64_t line = start + before, behind = total - (start + left);
+                if (line < SIZE - 1) earlier = static_cast<int>(line);
+                if (behind < SIZE - 1) later = static_cast<int>(behind);
+            }
             const int lowest = before - earlier + shift, highest = left + later - SIZE + shift;
             const bool first = rank() == 0;
             Pack<T, SIZE> packs[PACKS + 1];
@@ -95,7 +100,7 @@ struct RegisterLine {
                 }
             }
             // What shares a pack of the input with what is not of the tensor
-            if (earlier < SIZE - 1 || later < SIZE - 1) {
+            if (!inside && (earlier < SIZE - 1 || later < SIZE - 1)) {
 #pragma unroll
                 for (int k = 0; k < PACKS; k++) {
                     const bool read = place(k) >= lowest && place(k) + (shift > 0 ? SIZE : 0) <= highest;
@@ -276,7 +281,8 @@ __device__ __forceinline__ void warp_lines(const T* x, T* y, int64_t lines, int6
     const int group = 1 << shift;
     const int64_t line = blockIdx.x * int64_t(blockDim.x >> shift) + (threadIdx.x >> shift);
     RegisterLine<T, COUNT, WHOLE, 0> held(y, line * len, line < lines ? int(len) : 0, threadIdx.x & (group - 1), group);
-    held.load(PlainAccess{}, x, y, lines * len);
+    const bool inside = blockIdx.x > 0 && blockIdx.x + 1 < gridDim.x;
+    held.load(PlainAccess{}, x, y, lines * len, inside);
     const R max = warp_group_reduce(held.max(), group, [](R a, R b) { return greater(a, b); });
     const R sum = warp_group_reduce(held.template exponentiate<Output<R>>(max), group, [](R a, R b) { return a + b; });
     held.store(StreamingAccess{}, y, max, Output<R>::of_part(max, {max, sum * unscale<T>()}, unscale<T>()));
