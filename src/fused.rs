@@ -66,7 +66,7 @@ pub(crate) struct Options {
 
 /// One of the dimensions that lines are numbered along, or several that lie in every tensor as one would: its size, and by
 /// how much one step along it moves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Axis {
     pub size: usize,
     /// The number of the line.
@@ -183,11 +183,23 @@ impl Places<'_> {
         self.left -= 1;
         self.place
     }
+
+    /// The next lines that are evenly apart, `most` at most, of those that there are: the first one's place, how many, and the
+    /// axis that they are along.
+    #[inline(always)]
+    pub fn run(&mut self, most: usize) -> (Place, usize, Axis) {
+        let (first, more) = (self.next(), self.left.min(most - 1));
+        let axis = self.geometry.axes.last().copied().unwrap_or_default();
+        self.place.step(&axis, more);
+        self.line += more;
+        self.left -= more;
+        (first, 1 + more, axis)
+    }
 }
 
 impl Place {
     #[inline(always)]
-    fn step(&mut self, axis: &Axis, steps: usize) {
+    pub fn step(&mut self, axis: &Axis, steps: usize) {
         self.scores += steps * axis.scores;
         self.bias += steps * axis.bias;
         self.mask += steps * axis.mask;
@@ -296,6 +308,20 @@ mod tests {
         for first in 0..line {
             let mut places = geometry.places(first);
             (first..line).for_each(|line| assert_eq!(places.next(), geometry.place(line), "from line {first}"));
+            let (mut places, mut at) = (geometry.places(first), first);
+            for most in [3, 1, 2, 7].into_iter().cycle() {
+                if at == line {
+                    break;
+                }
+                let (place, count, axis) = places.run(most.min(line - at));
+                assert!((1..=most).contains(&count));
+                for i in 0..count {
+                    let mut place = place;
+                    place.step(&axis, i);
+                    assert_eq!(place, geometry.place(at + i), "from line {first}");
+                }
+                at += count;
+            }
         }
         assert_eq!((line, geometry.bias_step, geometry.mask_step), (geometry.lines.count(), bias.stride()[dim], 0));
     }

@@ -5,7 +5,7 @@
 
 use super::columns::{flat, merged, Strip, ROWS, WIDTH};
 use super::exp::tanh_slope;
-use super::lanes::{fold, Lanes, Pack};
+use super::lanes::{fold, Lanes, Pack, MAX_LANES};
 use super::level::{Level, Simd, Task};
 use super::memory::{filled, Elements, Unfilled};
 use super::random::{self, PER_COUNTER};
@@ -29,10 +29,16 @@ const HELD: usize = 1 << 15;
 /// Shorter ones are taken together, up to this many elements, so that they stay in the first cache: each step is done for
 /// all of them before the next, and no line waits for its own steps from a vector to one number.
 const TOGETHER: usize = 2048;
-/// No vector has more lanes, …
-const MAX_LANES: usize = 16;
-/// … and so no block more elements.
+/// No block has more elements.
 const MAX_BLOCK: usize = BLOCK_VECTORS * MAX_LANES;
+/// Lines of up to so many vectors are taken in batches, …
+const BATCH_VECTORS: usize = 4;
+/// … which are of so many elements at most.
+const BATCH: usize = BATCH_VECTORS * MAX_LANES * MAX_LANES;
+/// Batches in work: of one the logits are made, one is summed and one written.
+const IN_BATCHES: usize = 3;
+/// How many elements the memory system is to be ahead of them. Less than [`AHEAD`]: the first cache has to hold the batches, too.
+const AHEAD_OF_BATCHES: usize = 768;
 /// How many rows the memory system is to be ahead of the arithmetic.
 const AHEAD_ROWS: usize = 2 * ROWS;
 /// A row of a strip, with room for whole vectors.
@@ -292,15 +298,16 @@ impl Wide for f64 {
     }
 }
 
-/// Calls `f(start, count)` for the vectors of `len` elements; `count` is less than a vector's in the last call only.
+/// Calls `f(start, count)` for the vectors of these elements; `count` is less than a vector's in the last call only.
 #[inline(always)]
-fn each<V: Lanes>(len: usize, mut f: impl FnMut(usize, usize)) {
-    let whole = len - len % V::COUNT;
-    for i in (0..whole).step_by(V::COUNT) {
+fn each<V: Lanes>(range: Range<usize>, mut f: impl FnMut(usize, usize)) {
+    let mut i = range.start;
+    while i + V::COUNT <= range.end {
         f(i, V::COUNT);
+        i += V::COUNT;
     }
-    if whole < len {
-        f(whole, len - whole);
+    if i < range.end {
+        f(i, range.end - i);
     }
 }
 
@@ -614,14 +621,11 @@ unsafe fn logits_of<S: Simd, T: Element, F: Fn(T::Lanes<S>, usize, usize) -> T::
             let (xs, z, f) = (scores.at(run.scores, run.len).cast_const(), run.z, of(run));
             let mut max = none;
             each::<T::Lanes<S>>(
-                run.len,
+                0..run.len,
                 #[inline(always)]
                 |i, count| {
                     S::prefetch(xs.wrapping_add(i + ahead));
-                    let mut logit = f(T::read::<S>(xs.add(i), count, T::Real::ZERO), i, count);
-                    if count < T::Lanes::<S>::COUNT {
-                        logit = logit.keep(count, T::Real::NEG_INFINITY);
-                    }
+                    let logit = first_lanes(count, f(T::read::<S>(xs.add(i), count, T::Real::ZERO), i, count));
                     max = logit.or_greater(max);
                     logit.store(z.add(i));
                 },
@@ -683,32 +687,287 @@ struct Rows<'a, T: Element> {
     out: Any<'a>,
 }
 
-/// A line in work, by where its elements are.
+/// What the logits of a line along the last dimension are made from.
 #[derive(Clone, Copy)]
-struct Turn<T: Element> {
+struct Source<T: Element> {
     scores: *const T,
     /// Null unless there is one for each element.
     bias: *const T,
-    /// Null unless there is a mask.
+    /// A byte for each element, 0 if it does not take part: as the mask says or, without a mask, the window. Null without both.
     mask: *const u8,
+    /// As the window says. Null without one.
+    window: *const u8,
     /// The bias where there is one for all.
     shift: T::Real,
-    /// Which elements are not outside of the window.
-    first: usize,
-    end: usize,
-    sink: T::Real,
 }
 
-/// From `MAX_LANES − n` on: a byte for each lane, 0 for the first n.
-const BEFORE: [u8; 2 * MAX_LANES] = {
-    let mut bytes = [1; 2 * MAX_LANES];
-    let mut i = 0;
-    while i < MAX_LANES {
-        bytes[i] = 0;
-        i += 1;
+/// The windows of lines as masks, which are parts of the same bytes: as many ones as a window has keys between zeros.
+struct Windows {
+    bytes: Vec<u8>,
+    len: usize,
+    ones: usize,
+}
+
+impl Windows {
+    /// For lines of `len` elements, if the call has a window.
+    fn of<T: Element>(call: &Call<T>, len: usize) -> Option<Self> {
+        let window = call.options.window?;
+        let ones = window.before.saturating_add(window.after).saturating_add(1).min(len);
+        let mut bytes = vec![0; 2 * len + ones + MAX_LANES];
+        bytes[len..len + ones].fill(1);
+        Some(Self { bytes, len, ones })
     }
-    bytes
-};
+
+    /// The mask of elements `first..end`. They are `ones`, or up to one of the line's ends.
+    #[inline(always)]
+    fn mask(&self, first: usize, end: usize) -> *const u8 {
+        let start = match (first, end) {
+            (first, end) if first == end => self.len + self.ones,
+            (0, end) => self.len + self.ones - end,
+            (first, _) => self.len - first,
+        };
+        self.bytes[start..].as_ptr()
+    }
+}
+
+/// What several lines are made from beside the scores, one after the other.
+struct Sources<'a, T: Element> {
+    call: &'a Call<'a, T>,
+    len: usize,
+    places: Places<'a>,
+    bias: [*const T; MAX_LANES],
+    mask: [*const u8; MAX_LANES],
+    shift: [T::Real; MAX_LANES],
+    windows: Option<Windows>,
+    window: [*const u8; MAX_LANES],
+    /// −∞ where there is none.
+    sinks: [T::Real; MAX_LANES],
+}
+
+impl<'a, T: Element> Sources<'a, T> {
+    /// For lines from this one on.
+    fn new(call: &'a Call<'a, T>, line: usize, len: usize) -> Self {
+        Self {
+            call,
+            len,
+            places: call.geometry.places(line),
+            bias: [std::ptr::null(); MAX_LANES],
+            mask: [std::ptr::null(); MAX_LANES],
+            shift: [T::Real::ZERO; MAX_LANES],
+            windows: Windows::of(call, len),
+            window: [std::ptr::null(); MAX_LANES],
+            sinks: [T::Real::NEG_INFINITY; MAX_LANES],
+        }
+    }
+
+    /// Finds those of the next `count` lines, at most [`MAX_LANES`].
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn find<S: Simd>(&mut self, count: usize) {
+        let (call, len) = (self.call, self.len);
+        let bias_step = call.geometry.bias_step;
+        let mut at = 0;
+        while at < count {
+            let (place, count, axis) = self.places.run(count - at);
+            let (lines, last) = (at..at + count, count - 1);
+            if let (Some(bias), true) = (call.bias, bias_step != 0) {
+                let first = bias.at(place.bias, last * axis.bias + len);
+                for (i, bias) in self.bias[lines.clone()].iter_mut().enumerate() {
+                    *bias = first.wrapping_add(i * axis.bias);
+                }
+            }
+            if let (Some(bias), true) = (call.bias, bias_step == 0) {
+                for (i, shift) in self.shift[lines.clone()].iter_mut().enumerate() {
+                    // SAFETY: one element is there; the rest by the caller's promise.
+                    *shift = unsafe { one::<S, T>(bias.at(place.bias + i * axis.bias, 1)) };
+                }
+            }
+            if let Some(mask) = call.mask {
+                let first = mask.at(place.mask, last * axis.mask + len);
+                for (i, mask) in self.mask[lines.clone()].iter_mut().enumerate() {
+                    *mask = first.wrapping_add(i * axis.mask);
+                }
+            }
+            if let (Some(window), Some(windows)) = (call.options.window, &self.windows) {
+                for (i, line) in lines.clone().enumerate() {
+                    let (first, end) = window.keys(place.query + i * axis.query, len);
+                    self.window[line] = windows.mask(first, end);
+                    if call.mask.is_none() {
+                        self.mask[line] = self.window[line];
+                    }
+                }
+            }
+            if let Some(sinks) = call.sinks {
+                for (i, sink) in self.sinks[lines].iter_mut().enumerate() {
+                    // SAFETY: likewise.
+                    *sink = unsafe { one::<S, T>(sinks.at(place.sink + i * axis.sink, 1)) };
+                }
+            }
+            at += count;
+        }
+    }
+
+    /// What line `i` of them is made from, whose scores these are.
+    #[inline(always)]
+    fn source(&self, i: usize, scores: *const T) -> Source<T> {
+        Source { scores, bias: self.bias[i], mask: self.mask[i], window: self.window[i], shift: self.shift[i] }
+    }
+}
+
+/// The first `count` logits, and −∞ in the other lanes.
+#[inline(always)]
+fn first_lanes<V: Lanes>(count: usize, logits: V) -> V {
+    if count < V::COUNT {
+        logits.keep(count, V::Real::NEG_INFINITY)
+    } else {
+        logits
+    }
+}
+
+/// Σ exp(logit − reference) of a line in a vector; the exponentials take the logits' place.
+/// `meanwhile(start, count)` is called for each vector.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, and the logits are at `z`, up to a whole vector.
+#[inline(always)]
+unsafe fn line_sum<S: Simd, T: Element>(
+    z: *mut T::Real,
+    len: usize,
+    reference: T::Real,
+    mut meanwhile: impl FnMut(usize, usize),
+) -> T::Lanes<S> {
+    let (reference, lanes) = (T::Lanes::<S>::splat(reference), T::Lanes::<S>::COUNT);
+    let mut term = {
+        #[inline(always)]
+        |i: usize, count| {
+            // SAFETY: as promised by the caller.
+            let exp = unsafe {
+                let exp = (T::Lanes::<S>::load(z.add(i)) - reference).exp();
+                exp.store(z.add(i));
+                exp
+            };
+            meanwhile(i, count);
+            exp
+        }
+    };
+    let (mut sum, mut i) = (T::Lanes::<S>::splat(T::Real::ZERO), 0);
+    while i + 4 * lanes <= len {
+        let (a, b) = (term(i, lanes), term(i + lanes, lanes));
+        let (c, d) = (term(i + 2 * lanes, lanes), term(i + 3 * lanes, lanes));
+        sum = sum + ((a + b) + (c + d));
+        i += 4 * lanes;
+    }
+    while i < len {
+        sum = sum + term(i, lanes.min(len - i));
+        i += lanes;
+    }
+    sum
+}
+
+/// What writes the results of a line, vector by vector.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, the line's exponentials are at `z`, `to` is valid for writes of the line, `keep` for
+/// reads of a byte for each and a vector more, and the function answered is called for vectors in a line.
+#[inline(always)]
+unsafe fn line_results<S: Simd, T: Element>(
+    z: *const T::Real,
+    to: *mut T,
+    scale: T::Real,
+    keep: Option<*const u8>,
+) -> impl FnMut(usize, usize) {
+    let scale = T::Lanes::<S>::splat(scale);
+    #[inline(always)]
+    move |i, count| {
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            let mut result = T::Lanes::<S>::load(z.add(i)) * scale;
+            if let Some(keep) = keep {
+                result = result.where_kept(keep.add(i), T::Real::ZERO);
+            }
+            T::put::<S>(result, to.add(i), count);
+        }
+    }
+}
+
+/// Lines whose maxima, and whose sums, are one vector: the steps from a vector to one number are shared.
+struct Batch<'a, S: Simd, T: Element> {
+    call: &'a Call<'a, T>,
+    /// How many lines there are at most: as many as a vector has lanes.
+    most: usize,
+    /// How far apart they are held.
+    room: usize,
+    /// Of the lines read last: a vector for each with their maxima.
+    maxima: [T::Lanes<S>; MAX_LANES],
+    /// Of the lines to be summed: what exponentials are relative to, in a vector, and number by number, …
+    reference: T::Lanes<S>,
+    references: [T::Real; MAX_LANES],
+    /// … and their sinks.
+    sink: T::Lanes<S>,
+    sums: [T::Lanes<S>; MAX_LANES],
+    /// Of the lines to be written: what exponentials are multiplied with.
+    scales: [T::Real; MAX_LANES],
+    factor: T::Lanes<S>,
+    of_nothing: T::Lanes<S>,
+}
+
+impl<'a, S: Simd, T: Element> Batch<'a, S, T> {
+    #[inline(always)]
+    fn new(call: &'a Call<'a, T>, len: usize) -> Self {
+        let [zero, none] = [T::Real::ZERO, T::Real::NEG_INFINITY];
+        let factor = call.options.dropout.map_or(1.0, |dropout| dropout.kept_scale());
+        let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
+        Self {
+            call,
+            most: T::Lanes::<S>::COUNT,
+            room,
+            maxima: [T::Lanes::<S>::splat(none); MAX_LANES],
+            reference: T::Lanes::<S>::splat(zero),
+            references: [zero; MAX_LANES],
+            sink: T::Lanes::<S>::splat(none),
+            sums: [T::Lanes::<S>::splat(zero); MAX_LANES],
+            scales: [zero; MAX_LANES],
+            factor: T::Lanes::<S>::splat(T::Real::nearest(factor)),
+            of_nothing: T::Lanes::<S>::splat(call.scales(None).1),
+        }
+    }
+
+    /// When the logits are made of lines that are to be summed next, with these sinks.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn read(&mut self, sinks: &[T::Real; MAX_LANES]) {
+        let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
+        // SAFETY: no vector has more lanes.
+        unsafe {
+            self.sink = T::Lanes::<S>::load(sinks.as_ptr());
+            // Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
+            let max = self.sink.or_greater(T::Lanes::<S>::max_of_each(&self.maxima[..self.most]));
+            self.reference = max.or_greater(lowest);
+            self.reference.store(self.references.as_mut_ptr());
+        }
+    }
+
+    /// When lines are summed that are to be written next.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn summed(&mut self) {
+        let one = T::Lanes::<S>::splat(T::Real::ONE);
+        let mut sum = T::Lanes::<S>::sum_of_each(&self.sums[..self.most]);
+        if self.call.sinks.is_some() {
+            sum = sum + (self.sink - self.reference).exp();
+        }
+        // The maximum alone adds 1, unless there is nothing.
+        let scale = sum.if_less(one, self.of_nothing, one / sum * self.factor);
+        // SAFETY: no vector has more lanes.
+        unsafe { scale.store(self.scales.as_mut_ptr()) };
+    }
+}
 
 /// Lines in work, by their number from the first of them.
 struct InTurns<R> {
@@ -821,8 +1080,7 @@ impl<T: Element> Rows<'_, T> {
         }
     }
 
-    /// Lines of a block at most whose logits are made of neighbours in memory, to results of the scores' dtype: three in work
-    /// at a time, as [`rows::Softmax`](super::rows::Softmax) has short lines.
+    /// Lines of a block at most whose logits are made of neighbours in memory, to results of the scores' dtype.
     ///
     /// # Safety
     /// As of [`Pass::whole`], with 0 < `len` ≤ a block, and `out` is where the results are to be.
@@ -832,81 +1090,229 @@ impl<T: Element> Rows<'_, T> {
         let cap: Option<[T::Lanes<S>; 2]> = self.call.cap.map(|(inverse, cap)| [inverse, cap].map(Number::splat));
         let bias = self.call.bias.is_some() && self.call.geometry.bias_step != 0;
         let (mask, window) = (self.call.mask.is_some(), self.call.options.window.is_some());
-        let shift = {
-            #[inline(always)]
-            |turn: &Turn<T>| T::Lanes::<S>::splat(turn.shift)
-        };
         // SAFETY of the block: the elements are there, and the rest by the caller's promise.
         // One loop for each combination.
         unsafe {
             let read = {
                 #[inline(always)]
-                |turn: &Turn<T>, i: usize, count| T::read::<S>(turn.scores.add(i), count, T::Real::ZERO)
+                |of: &Source<T>, i: usize, count| T::read::<S>(of.scores.add(i), count, T::Real::ZERO)
             };
-            match (cap, bias, mask, window) {
-                (None, false, false, false) => self.in_turns::<S>(
+            let read_bias = {
+                #[inline(always)]
+                |of: &Source<T>, i: usize, count| {
+                    S::prefetch(of.bias.wrapping_add(i + AHEAD_OF_BATCHES));
+                    T::read::<S>(of.bias.add(i), count, T::Real::ZERO)
+                }
+            };
+            let shift = {
+                #[inline(always)]
+                |of: &Source<T>| T::Lanes::<S>::splat(of.shift)
+            };
+            match (cap, bias, mask || window) {
+                (None, false, false) => self.choose::<S>(
                     lines,
                     len,
                     out,
                     #[inline(always)]
-                    |turn, i, count| read(turn, i, count).mul_add(scale, shift(turn)),
+                    |of, i, count| read(of, i, count).mul_add(scale, shift(of)),
                 ),
-                (None, true, false, false) => self.in_turns::<S>(
+                (None, true, false) => self.choose::<S>(
                     lines,
                     len,
                     out,
                     #[inline(always)]
-                    |turn, i, count| {
-                        S::prefetch(turn.bias.wrapping_add(i + AHEAD));
-                        let bias = T::read::<S>(turn.bias.add(i), count, T::Real::ZERO);
-                        read(turn, i, count).mul_add(scale, bias)
+                    |of, i, count| read(of, i, count).mul_add(scale, read_bias(of, i, count)),
+                ),
+                (None, false, true) if !(mask && window) => self.choose::<S>(
+                    lines,
+                    len,
+                    out,
+                    #[inline(always)]
+                    |of, i, count| {
+                        let logit = read(of, i, count).mul_add(scale, shift(of));
+                        logit.where_some_kept(of.mask.add(i), count, none)
                     },
                 ),
-                (None, false, true, false) => self.in_turns::<S>(
+                (Some([inverse, cap]), false, false) => self.choose::<S>(
                     lines,
                     len,
                     out,
                     #[inline(always)]
-                    |turn, i, count| {
-                        let logit = read(turn, i, count).mul_add(scale, shift(turn));
-                        logit.where_some_kept(turn.mask.add(i), count, none)
-                    },
+                    |of, i, count| (read(of, i, count) * inverse).tanh().mul_add(cap, shift(of)),
                 ),
-                (Some([inverse, cap]), false, false, false) => self.in_turns::<S>(
+                (cap, ..) => self.choose::<S>(
                     lines,
                     len,
                     out,
                     #[inline(always)]
-                    |turn, i, count| (read(turn, i, count) * inverse).tanh().mul_add(cap, shift(turn)),
-                ),
-                (cap, ..) => self.in_turns::<S>(
-                    lines,
-                    len,
-                    out,
-                    #[inline(always)]
-                    |turn, i, count| {
-                        let (first, end) = (turn.first.saturating_sub(i), turn.end.saturating_sub(i));
-                        if first >= count.min(end) {
-                            return T::Lanes::<S>::splat(none);
-                        }
-                        let bias =
-                            if bias { T::read::<S>(turn.bias.add(i), count, T::Real::ZERO) } else { shift(turn) };
+                    |of, i, count| {
+                        let bias = if bias { read_bias(of, i, count) } else { shift(of) };
                         let mut logit = match cap {
-                            Some([inverse, cap]) => (read(turn, i, count) * inverse).tanh().mul_add(cap, bias),
-                            None => read(turn, i, count).mul_add(scale, bias),
+                            Some([inverse, cap]) => (read(of, i, count) * inverse).tanh().mul_add(cap, bias),
+                            None => read(of, i, count).mul_add(scale, bias),
                         };
                         if mask {
-                            logit = logit.where_some_kept(turn.mask.add(i), count, none);
+                            logit = logit.where_some_kept(of.mask.add(i), count, none);
                         }
-                        if end < count {
-                            logit = logit.keep(end, none);
-                        }
-                        if first > 0 {
-                            logit = logit.where_kept(BEFORE[MAX_LANES - first..].as_ptr(), none);
+                        if window {
+                            logit = logit.where_kept(of.window.add(i), none);
                         }
                         logit
                     },
                 ),
+            }
+        }
+    }
+
+    /// Lines of few vectors are taken in batches, longer ones one by one: of those a batch leaves too little of the first cache.
+    /// `logit(source, start, count)` makes a vector of logits.
+    ///
+    /// # Safety
+    /// As of [`short`](Self::short).
+    #[inline(always)]
+    unsafe fn choose<S: Simd>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S> + Copy,
+    ) {
+        let logit = {
+            #[inline(always)]
+            move |source: &Source<T>, i: usize, count: usize| first_lanes(count, logit(source, i, count))
+        };
+        // SAFETY: as promised by the caller.
+        unsafe {
+            if len <= BATCH_VECTORS * T::Lanes::<S>::COUNT {
+                self.in_batches::<S>(lines, len, out, logit)
+            } else {
+                self.in_turns::<S>(lines, len, out, logit)
+            }
+        }
+    }
+
+    /// Batches of lines: while the sums of one are taken, the logits of the next one are made and the results of the one before
+    /// are written. So memory is read and written all the while. `logit(source, start, count)` makes a
+    /// vector of logits.
+    ///
+    /// # Safety
+    /// As of [`short`](Self::short).
+    #[inline(never)]
+    unsafe fn in_batches<S: Simd>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+    ) {
+        // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
+        unsafe {
+            S::enter(
+                #[inline(always)]
+                || self.in_batches_inside::<S>(lines, len, out, logit),
+            )
+        }
+    }
+
+    /// # Safety
+    /// As of [`short`](Self::short).
+    #[inline(always)]
+    unsafe fn in_batches_inside<S: Simd>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+    ) {
+        let none = T::Lanes::<S>::splat(T::Real::NEG_INFINITY);
+        let (mut batch, mut sources) =
+            (Batch::<S, T>::new(&self.call, len), Sources::new(&self.call, lines.start, len));
+        let (first, all) = (lines.start * len, lines.len() * len);
+        let (scores, out) = (self.call.scores.at(first, all).cast_const(), out.at(first, all));
+        let (most, room, ahead) = (batch.most, batch.room, AHEAD_OF_BATCHES);
+        let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; IN_BATCHES * BATCH]);
+        let held = held.0.as_mut_ptr().cast::<T::Real>();
+        let mut kept = [0; random::room(MAX_BLOCK)];
+        let (count, batches) = (lines.len(), lines.len().div_ceil(most));
+        for step in 0..batches + 2 {
+            // The first line, by its number from that of all, of the batch that it is the turn of after so many steps, how many
+            // there are, and where they are held.
+            let turn = {
+                #[inline(always)]
+                |after: usize| match step.checked_sub(after) {
+                    Some(turn) if turn < batches => {
+                        (turn * most, most.min(count - turn * most), held.wrapping_add(turn % IN_BATCHES * most * room))
+                    }
+                    _ => (0, 0, held),
+                }
+            };
+            let ((read, to_read, z_read), (_, to_sum, z_sum), (written, to_write, z_written)) =
+                (turn(0), turn(1), turn(2));
+            // SAFETY of the block: the elements are there, `held` has room for the lines in work; the rest by the caller's promise.
+            unsafe {
+                let mut keep = {
+                    #[inline(always)]
+                    |line| keep_along(&self.call, lines.start + line, 0, len, &mut kept)
+                };
+                sources.find::<S>(to_read);
+                if [to_read, to_sum, to_write] == [most; 3] {
+                    for i in 0..most {
+                        let source = sources.source(i, scores.add((read + i) * len));
+                        let (keep, scale) = (keep(written + i), batch.scales[i]);
+                        let to = out.add((written + i) * len);
+                        let mut write = line_results::<S, T>(z_written.add(i * room), to, scale, keep);
+                        let (z, mut max) = (z_read.add(i * room), none);
+                        batch.sums[i] = line_sum::<S, T>(
+                            z_sum.add(i * room),
+                            len,
+                            batch.references[i],
+                            #[inline(always)]
+                            |i, count| {
+                                S::prefetch(source.scores.wrapping_add(i + ahead));
+                                let logit = logit(&source, i, count);
+                                max = logit.or_greater(max);
+                                logit.store(z.add(i));
+                                // Memory that is written is read first.
+                                S::prefetch(to.wrapping_add(i + ahead));
+                                write(i, count);
+                            },
+                        );
+                        batch.maxima[i] = max;
+                    }
+                } else {
+                    for i in 0..to_read {
+                        let source = sources.source(i, scores.add((read + i) * len));
+                        let (z, mut max) = (z_read.add(i * room), none);
+                        each::<T::Lanes<S>>(
+                            0..len,
+                            #[inline(always)]
+                            |i, count| {
+                                let logit = logit(&source, i, count);
+                                max = logit.or_greater(max);
+                                logit.store(z.add(i));
+                            },
+                        );
+                        batch.maxima[i] = max;
+                    }
+                    for i in 0..to_sum {
+                        batch.sums[i] = line_sum::<S, T>(
+                            z_sum.add(i * room),
+                            len,
+                            batch.references[i],
+                            #[inline(always)]
+                            |_, _| (),
+                        );
+                    }
+                    for i in 0..to_write {
+                        let (keep, scale) = (keep(written + i), batch.scales[i]);
+                        each::<T::Lanes<S>>(
+                            0..len,
+                            line_results::<S, T>(z_written.add(i * room), out.add((written + i) * len), scale, keep),
+                        );
+                    }
+                }
+                batch.summed();
+                batch.read(&sources.sinks);
             }
         }
     }
@@ -921,17 +1327,17 @@ impl<T: Element> Rows<'_, T> {
         place: &Place,
         len: usize,
         steps: Steps,
+        windows: &Option<Windows>,
         last_sink: &mut (usize, T::Real),
-    ) -> Turn<T> {
+    ) -> (Source<T>, T::Real) {
         let call = &self.call;
-        let mut turn = Turn {
+        let mut sink = T::Real::NEG_INFINITY;
+        let mut turn = Source {
             scores: call.scores.at(place.scores, len),
             bias: std::ptr::null(),
             mask: std::ptr::null(),
+            window: std::ptr::null(),
             shift: T::Real::ZERO,
-            first: 0,
-            end: len,
-            sink: T::Real::NEG_INFINITY,
         };
         match call.bias {
             Some(bias) if steps.bias != 0 => turn.bias = bias.at(place.bias, len),
@@ -947,39 +1353,51 @@ impl<T: Element> Rows<'_, T> {
                 // SAFETY: likewise.
                 *last_sink = (place.sink, unsafe { one::<S, T>(sinks.at(place.sink, 1)) });
             }
-            turn.sink = last_sink.1;
+            sink = last_sink.1;
         }
-        if let Some(window) = call.options.window {
-            (turn.first, turn.end) = window.keys(place.query, len);
+        if let (Some(window), Some(windows)) = (call.options.window, windows) {
+            let (first, end) = window.keys(place.query, len);
+            turn.window = windows.mask(first, end);
+            if call.mask.is_none() {
+                turn.mask = turn.window;
+            }
         }
-        turn
+        (turn, sink)
     }
 
     /// While the sum of one line is taken, the maximum of a later one is found and the results of an earlier one are written.
-    /// `logit(turn, start, count)` makes a vector of logits.
+    /// `logit(source, start, count)` makes a vector of logits.
     ///
     /// # Safety
     /// As of [`short`](Self::short).
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn in_turns<S: Simd>(
         &self,
         lines: Range<usize>,
         len: usize,
         out: Elements<T>,
-        logit: impl Fn(&Turn<T>, usize, usize) -> T::Lanes<S> + Copy,
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+    ) {
+        // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
+        unsafe {
+            S::enter(
+                #[inline(always)]
+                || self.in_turns_inside::<S>(lines, len, out, logit),
+            )
+        }
+    }
+
+    /// # Safety
+    /// As of [`short`](Self::short).
+    #[inline(always)]
+    unsafe fn in_turns_inside<S: Simd>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
     ) {
         let (none, zero) = (T::Real::NEG_INFINITY, T::Real::ZERO);
-        let logit = {
-            #[inline(always)]
-            move |turn: &Turn<T>, i: usize, count: usize| {
-                let logit = logit(turn, i, count);
-                if count < T::Lanes::<S>::COUNT {
-                    logit.keep(count, none)
-                } else {
-                    logit
-                }
-            }
-        };
         let lag = if len <= FAR_APART { MAX_LAG } else { 1 };
         let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; 4 * MAX_BLOCK]);
         let in_turns = InTurns {
@@ -994,6 +1412,7 @@ impl<T: Element> Rows<'_, T> {
         let (_, of_nothing) = self.call.scales(None);
         let mut kept = [0; random::room(MAX_BLOCK)];
         let mut places = self.call.geometry.places(lines.start);
+        let windows = Windows::of(&self.call, len);
         let mut last_sink = (usize::MAX, none);
         let scores = |line: usize| self.call.scores.at((lines.start + line) * len, len).cast_const();
         // SAFETY of the block: the elements are there, `held` has room for the lines in work; the rest by the caller's promise.
@@ -1003,8 +1422,11 @@ impl<T: Element> Rows<'_, T> {
             let (mut max, mut sink) = ([none; IN_WORK], [none; IN_WORK]);
             let mut sum = [T::Lanes::<S>::splat(zero); IN_WORK];
             for step in 0..count + 2 * lag {
-                let next =
-                    if step < count { Some(self.turn::<S>(&places.next(), len, steps, &mut last_sink)) } else { None };
+                let next = if step < count {
+                    Some(self.turn::<S>(&places.next(), len, steps, &windows, &mut last_sink))
+                } else {
+                    None
+                };
                 let summed = step.checked_sub(lag).filter(|&line| line < count);
                 let written = step.checked_sub(2 * lag).map(
                     #[inline(always)]
@@ -1017,7 +1439,7 @@ impl<T: Element> Rows<'_, T> {
                 );
                 let mut found = T::Lanes::<S>::splat(none);
                 let z = in_turns.held(step);
-                if let (Some(next), Some(line), Some((written, to, scale, keep))) = (next, summed, written) {
+                if let (Some((next, _)), Some(line), Some((written, to, scale, keep))) = (next, summed, written) {
                     let mut write = in_turns.results::<S, T>(written, to, scale, keep);
                     sum[line % IN_WORK] = in_turns.sum::<S, T>(
                         line,
@@ -1032,9 +1454,9 @@ impl<T: Element> Rows<'_, T> {
                         },
                     );
                 } else {
-                    if let Some(next) = next {
+                    if let Some((next, _)) = next {
                         each::<T::Lanes<S>>(
-                            len,
+                            0..len,
                             #[inline(always)]
                             |i, count| {
                                 let logit = logit(&next, i, count);
@@ -1053,7 +1475,7 @@ impl<T: Element> Rows<'_, T> {
                         );
                     }
                     if let Some((line, to, scale, keep)) = written {
-                        each::<T::Lanes<S>>(len, in_turns.results::<S, T>(line, to, scale, keep));
+                        each::<T::Lanes<S>>(0..len, in_turns.results::<S, T>(line, to, scale, keep));
                     }
                 }
                 if let (Some(line), Some(_)) = (summed, self.call.sinks) {
@@ -1061,9 +1483,9 @@ impl<T: Element> Rows<'_, T> {
                     let sink = T::Lanes::<S>::splat(sink[line % IN_WORK]).keep(1, none);
                     sum[line % IN_WORK] = sum[line % IN_WORK] + (sink - reference).exp();
                 }
-                if let Some(next) = next {
-                    max[step % IN_WORK] = next.sink.or_greater(found.max_across());
-                    sink[step % IN_WORK] = next.sink;
+                if let Some((_, next_sink)) = next {
+                    max[step % IN_WORK] = next_sink.or_greater(found.max_across());
+                    sink[step % IN_WORK] = next_sink;
                 }
             }
         }
@@ -1775,7 +2197,7 @@ impl<T: Element> Backward<'_, T> {
             };
             let Some(scores) = self.scores else {
                 return each::<T::Lanes<S>>(
-                    len,
+                    0..len,
                     #[inline(always)]
                     |i, count| {
                         of_logits(i, count);

@@ -5,6 +5,9 @@ use crate::state::{Number, Real};
 use std::array::from_fn;
 use std::ops::{Add, Div, Mul, Sub};
 
+/// No vector has more lanes.
+pub(crate) const MAX_LANES: usize = 16;
+
 /// `COUNT` items that are read and written at once. Addresses need the alignment of an item only.
 pub(crate) trait Pack: Copy {
     type Item: Copy;
@@ -89,6 +92,19 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
     fn max_across(self) -> Self::Real;
     fn sum_across(self) -> Self::Real;
 
+    /// [`max_across`](Self::max_across) of each of up to as many vectors as there are lanes, the first one's in the first
+    /// lane.
+    #[inline(always)]
+    fn max_of_each(vectors: &[Self]) -> Self {
+        of_each(vectors, Self::max_across)
+    }
+
+    /// The same of [`sum_across`](Self::sum_across).
+    #[inline(always)]
+    fn sum_of_each(vectors: &[Self]) -> Self {
+        of_each(vectors, Self::sum_across)
+    }
+
     fn abs(self) -> Self;
 
     /// The sign of `sign` given to what has none.
@@ -114,11 +130,23 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
             if count == Self::COUNT {
                 return self.where_kept(keep, rest);
             }
-            let mut bytes = [0; 16];
+            let mut bytes = [0; MAX_LANES];
             std::ptr::copy_nonoverlapping(keep, bytes.as_mut_ptr(), count);
             self.where_kept(bytes.as_ptr(), rest)
         }
     }
+}
+
+/// The numbers that up to as many vectors as there are lanes come to.
+#[inline(always)]
+pub(super) fn of_each<V: Lanes>(vectors: &[V], across: impl Fn(V) -> V::Real) -> V {
+    assert!(vectors.len() <= V::COUNT);
+    let mut each = [V::Real::ZERO; MAX_LANES];
+    for (number, &vector) in each.iter_mut().zip(vectors) {
+        *number = across(vector);
+    }
+    // SAFETY: no vector has more lanes.
+    unsafe { V::load(each.as_ptr()) }
 }
 
 /// Folds `step(accumulator, start, count)` over vectors of the elements `0..len`, four accumulators in turn so that they do

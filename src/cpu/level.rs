@@ -126,7 +126,7 @@ impl Level {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::Number;
+    use crate::state::{Number, Real};
 
     #[test]
     fn the_environment_sets_an_upper_limit() {
@@ -243,6 +243,54 @@ mod tests {
     #[test]
     fn parts_of_vectors() {
         Level::available().into_iter().for_each(|level| level.run(Parts));
+    }
+
+    struct Each;
+
+    impl Task for Each {
+        fn run<S: Simd>(self) {
+            /// Lane j of vector i is made by `of(i, j)`: no two of them, and no two sums, are the same.
+            #[inline(always)]
+            fn each<V: Lanes>() {
+                let of = |i: usize, j: usize| ((i * 7 + j * 11) % 16) as f64 * 1024.0 + (i * 16 + j) as f64;
+                let lanes = |i: usize| (0..V::COUNT).map(move |j| of(i, j));
+                for count in 1..=V::COUNT {
+                    let numbers: Vec<V::Real> = (0..count).flat_map(lanes).map(V::Real::nearest).collect();
+                    // SAFETY: a chunk is as long as a vector.
+                    let vectors: Vec<V> =
+                        numbers.chunks_exact(V::COUNT).map(|chunk| unsafe { V::load(chunk.as_ptr()) }).collect();
+                    for (found, expected) in [
+                        (
+                            V::max_of_each(&vectors),
+                            (0..count).map(|i| lanes(i).fold(0.0, f64::max)).collect::<Vec<_>>(),
+                        ),
+                        (V::sum_of_each(&vectors), (0..count).map(|i| lanes(i).sum()).collect()),
+                    ] {
+                        let mut lanes = vec![V::Real::ZERO; V::COUNT];
+                        // SAFETY: there is room for a vector.
+                        unsafe { found.store(lanes.as_mut_ptr()) };
+                        for (found, expected) in lanes.into_iter().zip(expected) {
+                            assert!(found == V::Real::nearest(expected), "not {expected}, of {count} vectors");
+                        }
+                    }
+                }
+            }
+            // SAFETY: the level that runs a task is there.
+            unsafe {
+                S::enter(
+                    #[inline(always)]
+                    || {
+                        each::<S::F32>();
+                        each::<S::F64>();
+                    },
+                )
+            }
+        }
+    }
+
+    #[test]
+    fn maxima_and_sums_of_each_vector() {
+        Level::available().into_iter().for_each(|level| level.run(Each));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! [`Level`](super::level::Level) only, which has asked the CPU.
 
 use super::exp::{exp_f32, exp_f64, tanh_f32, tanh_f64, UNBIAS_F32, UNBIAS_F64};
-use super::lanes::{Lanes, Pack};
+use super::lanes::{of_each, Lanes, Pack};
 use super::level::Simd;
 use crate::state::Number;
 use std::arch::x86_64::*;
@@ -351,6 +351,20 @@ impl Lanes for F32x16 {
         unsafe { _mm512_reduce_add_ps(self.0) }
     }
     #[inline(always)]
+    fn max_of_each(vectors: &[Self]) -> Self {
+        match vectors.try_into() {
+            Ok(vectors) => joined_each(vectors, Self::or_greater),
+            Err(_) => of_each(vectors, Self::max_across),
+        }
+    }
+    #[inline(always)]
+    fn sum_of_each(vectors: &[Self]) -> Self {
+        match vectors.try_into() {
+            Ok(vectors) => joined_each(vectors, Self::add),
+            Err(_) => of_each(vectors, Self::sum_across),
+        }
+    }
+    #[inline(always)]
     fn abs(self) -> Self {
         Self(unsafe { _mm512_abs_ps(self.0) })
     }
@@ -368,6 +382,46 @@ impl Lanes for F32x16 {
             let bytes = _mm_loadu_si128(keep.cast());
             Self(_mm512_mask_mov_ps(_mm512_set1_ps(rest), _mm_test_epi8_mask(bytes, bytes), self.0))
         }
+    }
+}
+
+/// The lanes of each of 16 vectors joined, the first one's in the first lane: half as many vectors in each of four steps, with
+/// half as many lanes for each of those that they come from.
+#[inline(always)]
+fn joined_each(vectors: &[F32x16; 16], join: impl Fn(F32x16, F32x16) -> F32x16) -> F32x16 {
+    let (mut eight, mut four, mut two) = ([vectors[0]; 8], [vectors[0]; 4], [vectors[0]; 2]);
+    // In pairs whose numbers differ in bit 2, then bit 3, bit 0 and bit 1: so they end in order.
+    for (i, joined) in eight.iter_mut().enumerate() {
+        let first = i / 4 * 8 + i % 4;
+        *joined = quarters_joined(vectors[first], vectors[first + 4], &join);
+    }
+    for (i, joined) in four.iter_mut().enumerate() {
+        *joined = quarters_joined(eight[i], eight[i + 4], &join);
+    }
+    for (i, joined) in two.iter_mut().enumerate() {
+        let [a, b] = [four[2 * i].0, four[2 * i + 1].0];
+        // SAFETY: the CPU has the instructions of the type.
+        *joined = unsafe {
+            let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+            let (first, second) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+            join(F32x16(_mm512_castpd_ps(first)), F32x16(_mm512_castpd_ps(second)))
+        };
+    }
+    let [a, b] = [two[0].0, two[1].0];
+    // SAFETY: likewise.
+    unsafe {
+        let first = _mm512_shuffle_ps::<0b10_00_10_00>(a, b);
+        join(F32x16(first), F32x16(_mm512_shuffle_ps::<0b11_01_11_01>(a, b)))
+    }
+}
+
+/// The first quarter of each joined with the second, and the third with the fourth.
+#[inline(always)]
+fn quarters_joined(a: F32x16, b: F32x16, join: impl Fn(F32x16, F32x16) -> F32x16) -> F32x16 {
+    // SAFETY: the CPU has the instructions of the type.
+    unsafe {
+        let first = _mm512_shuffle_f32x4::<0b10_00_10_00>(a.0, b.0);
+        join(F32x16(first), F32x16(_mm512_shuffle_f32x4::<0b11_01_11_01>(a.0, b.0)))
     }
 }
 

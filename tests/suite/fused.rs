@@ -360,6 +360,31 @@ fn each_option_at_each_length() -> Result<()> {
     Ok(())
 }
 
+/// So many lines that batches of them are in work together, of which some pass from one head to the next.
+#[test]
+fn many_short_lines() -> Result<()> {
+    for (i, len) in [1, 7, 16, 33, 64, 65, 100, 257].into_iter().enumerate() {
+        for dtype in DTYPES {
+            let seed = i as u64;
+            let shape = [2, 3, 17, len];
+            let plain = Case { scale: 0.5, ..Case::new(make(&shape, 3.0, seed, dtype)?) };
+            let (bias, mask) = (make(&[3, 17, len], 2.0, seed + 1, dtype)?, mask(&[2, 1, 17, len], seed + 2)?);
+            let (rows, window) = (MaskedRows::Nan, Some((len / 3, 2)));
+            check(&plain)?;
+            check(&Case { bias: Some(bias.clone()), ..plain.clone() })?;
+            check(&Case { bias: Some(make(&[17, 1], 2.0, seed + 3, dtype)?), ..plain.clone() })?;
+            check(&Case { mask: Some(mask.clone()), ..plain.clone() })?;
+            check(&Case { softcap: Some(3.0), ..plain.clone() })?;
+            check(&Case { causal: true, rows, ..plain.clone() })?;
+            check(&Case { window, dropout: Some((0.2, 9)), ..plain.clone() })?;
+            let sinks = Some(make(&[3], 2.0, seed + 4, dtype)?);
+            check(&Case { sinks: sinks.clone(), ..plain.clone() })?;
+            check(&Case { bias: Some(bias), mask: Some(mask), softcap: Some(4.0), window, sinks, ..plain })?;
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn lines_along_other_dimensions() -> Result<()> {
     for (i, shape) in
