@@ -41,6 +41,8 @@ const IN_BATCHES: usize = 3;
 const AHEAD_OF_BATCHES: usize = 768;
 /// How many rows the memory system is to be ahead of the arithmetic.
 const AHEAD_ROWS: usize = 2 * ROWS;
+/// The same where rows are written one by one.
+const AHEAD_TO_WRITE: usize = 2;
 /// A row of a strip, with room for whole vectors.
 const ROW: usize = WIDTH + MAX_LANES;
 
@@ -1823,20 +1825,18 @@ impl<'a, T: Element> Side<'a, T> {
     }
 }
 
-/// Rows that are taken together, [`ROWS`] at most, of numbers that are `stride` apart.
+/// Rows that are taken together, [`ROWS`] at most.
 #[derive(Clone, Copy)]
 struct Group<R> {
     /// The number of the first row.
     first: usize,
     rows: usize,
     start: *mut R,
-    stride: usize,
 }
 
 impl<R: Real> Group<R> {
-    /// In memory of its own.
     fn new(first: usize, rows: usize, memory: &mut GroupMemory<R>) -> Self {
-        Self { first, rows, start: memory.0.as_mut_ptr().cast(), stride: ROW }
+        Self { first, rows, start: memory.0.as_mut_ptr().cast() }
     }
 
     fn numbers(&self) -> Range<usize> {
@@ -1845,7 +1845,7 @@ impl<R: Real> Group<R> {
 
     #[inline(always)]
     fn row(&self, i: usize) -> *mut R {
-        self.start.wrapping_add(i * self.stride)
+        self.start.wrapping_add(i * ROW)
     }
 
     /// The vectors of the rows from element `at` on, folded.
@@ -1876,23 +1876,241 @@ struct Columns<'a, T: Element> {
     out: Any<'a>,
 }
 
+/// What the first row of a segment is made from; that of other rows is evenly apart.
+#[derive(Clone, Copy)]
+struct Origin<T: Element> {
+    scores: *const T,
+    bias: *const T,
+    mask: *const u8,
+}
+
+/// What is to be done with the logits of a strip.
+enum Todo<'a, V: Lanes, T: Element> {
+    /// They are to be added to the states.
+    Reduce(&'a mut [SoftmaxState<V>]),
+    /// The results are to be written, with the maxima and scales.
+    Write(Elements<'a, T>, &'a [Vec<T::Real>; 2]),
+}
+
 impl<T: Element> Columns<'_, T> {
-    /// Makes the logits of these rows a group at a time, where `place(first, rows)` says, and adds them to the states.
+    /// Whether results are probabilities of the scores' dtype, whose places these are, and vectors of logits are made from
+    /// vectors in memory, or from one number for all of a vector.
+    fn direct<S: Simd>(&self, side: &Side<T>) -> Option<Elements<'_, T>> {
+        let lanes = T::Lanes::<S>::COUNT;
+        let whole = side.segments.split_last().is_some_and(|(_, rest)| rest.iter().all(|of| of.len % lanes == 0));
+        let neighbours = side.steps.bias <= 1 && (self.call.mask.is_none() || side.steps.mask == 1);
+        T::of(&self.out).filter(|_| whole && neighbours && !self.call.is_log())
+    }
+
+    /// The rows `range` of a strip of which [`direct`](Self::direct) is true.
     ///
     /// # Safety
-    /// As of [`Side::logits`].
+    /// The CPU has the instructions of `S`; to write, as of [`Pass::write`].
+    #[inline(never)]
+    unsafe fn directly<S: Simd>(&self, side: &Side<T>, range: Range<usize>, todo: Todo<T::Lanes<S>, T>) {
+        // SAFETY: as promised by the caller. A function of its own for all who need it, entered anew.
+        unsafe {
+            S::enter(
+                #[inline(always)]
+                || self.directly_inside::<S>(side, range, todo),
+            )
+        }
+    }
+
+    /// # Safety
+    /// As of [`directly`](Self::directly).
     #[inline(always)]
-    unsafe fn states<S: Simd>(
+    unsafe fn directly_inside<S: Simd>(&self, side: &Side<T>, range: Range<usize>, todo: Todo<T::Lanes<S>, T>) {
+        let (zero, none) = (T::Real::ZERO, T::Real::NEG_INFINITY);
+        let scale = T::Lanes::<S>::splat(self.call.scale);
+        let cap: Option<[T::Lanes<S>; 2]> = self.call.cap.map(|(inverse, cap)| [inverse, cap].map(Number::splat));
+        let (stride, bias_stride, mask_stride) =
+            (side.strip.stride, self.call.geometry.bias_step, self.call.geometry.mask_step);
+        let (bias, mask) = (self.call.bias.is_some(), self.call.mask.is_some());
+        let neighbours = side.steps.bias == 1;
+        // SAFETY of the block: the elements are there; the rest by the caller's promise.
+        // One loop for each combination.
+        unsafe {
+            let read = {
+                #[inline(always)]
+                |of: &Origin<T>, j: usize, i: usize, count: usize| {
+                    T::read::<S>(of.scores.add(j * stride + i), count, zero)
+                }
+            };
+            let read_bias = {
+                #[inline(always)]
+                |of: &Origin<T>, j: usize, i: usize, count: usize| {
+                    let bias = of.bias.add(j * bias_stride + i);
+                    S::prefetch(bias.wrapping_add(ROWS * bias_stride));
+                    T::read::<S>(bias, count, zero)
+                }
+            };
+            match (cap, bias, mask) {
+                (None, false, false) => self.rows::<S>(
+                    side,
+                    range,
+                    todo,
+                    #[inline(always)]
+                    |of, j, i, count| read(of, j, i, count) * scale,
+                ),
+                (None, true, false) if neighbours => self.rows::<S>(
+                    side,
+                    range,
+                    todo,
+                    #[inline(always)]
+                    |of, j, i, count| read(of, j, i, count).mul_add(scale, read_bias(of, j, i, count)),
+                ),
+                (Some([inverse, cap]), false, false) => self.rows::<S>(
+                    side,
+                    range,
+                    todo,
+                    #[inline(always)]
+                    |of, j, i, count| (read(of, j, i, count) * inverse).tanh() * cap,
+                ),
+                (None, false, true) => self.rows::<S>(
+                    side,
+                    range,
+                    todo,
+                    #[inline(always)]
+                    |of, j, i, count| {
+                        let logit = read(of, j, i, count) * scale;
+                        logit.where_some_kept(of.mask.add(j * mask_stride + i), count, none)
+                    },
+                ),
+                (cap, ..) => self.rows::<S>(
+                    side,
+                    range,
+                    todo,
+                    #[inline(always)]
+                    |of, j, i, count| {
+                        let x = read(of, j, i, count);
+                        let x = match cap {
+                            Some([inverse, cap]) => (x * inverse).tanh() * cap,
+                            None => x * scale,
+                        };
+                        let logit = match (bias, neighbours) {
+                            (true, true) => x + read_bias(of, j, i, count),
+                            (true, false) => x + T::Lanes::<S>::splat(one::<S, T>(of.bias.add(j * bias_stride))),
+                            (false, _) => x,
+                        };
+                        if mask {
+                            logit.where_some_kept(of.mask.add(j * mask_stride + i), count, none)
+                        } else {
+                            logit
+                        }
+                    },
+                ),
+            }
+        }
+    }
+
+    /// `logit(of, row, start, count)` makes a vector of logits; the numbers of rows are from the first of the range on.
+    ///
+    /// # Safety
+    /// As of [`directly`](Self::directly).
+    #[inline(always)]
+    unsafe fn rows<S: Simd>(
+        &self,
         side: &Side<T>,
         range: Range<usize>,
-        mut place: impl FnMut(usize, usize) -> Group<T::Real>,
-    ) -> Vec<SoftmaxState<T::Lanes<S>>> {
-        let mut runs = Vec::new();
+        todo: Todo<T::Lanes<S>, T>,
+        logit: impl Fn(&Origin<T>, usize, usize, usize) -> T::Lanes<S> + Copy,
+    ) {
+        let (call, stride, rows) = (&self.call, side.strip.stride, range.len());
+        let mut kept = [[0; ROW]; PER_COUNTER];
+        let origin = {
+            #[inline(always)]
+            |segment: &Segment| {
+                let last = rows - 1;
+                let (bias_step, mask_step) = (call.geometry.bias_step, call.geometry.mask_step);
+                let span = |row: usize, step: usize| last * row + (segment.len - 1) * step + 1;
+                Origin {
+                    scores: call.scores.at(side.strip.row(range.start) + segment.at, span(stride, 1)),
+                    bias: call.bias.map_or(std::ptr::null(), |bias| {
+                        bias.at(segment.place.bias + range.start * bias_step, span(bias_step, side.steps.bias))
+                    }),
+                    mask: call.mask.map_or(std::ptr::null(), |mask| {
+                        mask.at(segment.place.mask + range.start * mask_step, span(mask_step, side.steps.mask))
+                    }),
+                }
+            }
+        };
+        let origins: Vec<Origin<T>> = side.segments.iter().map(origin).collect();
+        // SAFETY of the block: the elements are there, and `max` and `scale` are a vector longer than the strip; the rest by the
+        // caller's promise.
+        unsafe {
+            match todo {
+                Todo::Reduce(states) => {
+                    for first in (0..rows).step_by(ROWS) {
+                        let count = ROWS.min(rows - first);
+                        for (segment, &of) in side.segments.iter().zip(&origins) {
+                            let states = &mut states[segment.at / T::Lanes::<S>::COUNT..];
+                            // A loop of its own for each.
+                            if count == ROWS {
+                                group_states::<S, T>(states, of, segment.len, stride, first, ROWS, logit);
+                            } else {
+                                group_states::<S, T>(states, of, segment.len, stride, first, count, logit);
+                            }
+                        }
+                    }
+                }
+                Todo::Write(out, [max, scale]) => {
+                    let (start, len) = side.strip.span(&range);
+                    let (out, dropout) = (out.at(start, len), call.options.dropout.is_some());
+                    let mut first = 0;
+                    while first < rows {
+                        // Groups of rows whose dropout comes from the same counters.
+                        let row = range.start + first;
+                        let end = rows.min(first + PER_COUNTER - row % PER_COUNTER);
+                        side.keep(row, &mut kept);
+                        for (segment, &of) in side.segments.iter().zip(&origins) {
+                            let (max, scale) = (max[segment.at..].as_ptr(), scale[segment.at..].as_ptr());
+                            for j in first..end {
+                                let to = out.add(j * stride + segment.at);
+                                let xs = of.scores.wrapping_add(j * stride);
+                                let result = {
+                                    #[inline(always)]
+                                    |i, count| {
+                                        // Memory that is written is read first.
+                                        S::prefetch(to.wrapping_add(AHEAD_TO_WRITE * stride + i));
+                                        S::prefetch(xs.wrapping_add(AHEAD_TO_WRITE * stride + i));
+                                        let z = logit(&of, j, i, count);
+                                        (z - T::Lanes::<S>::load(max.add(i))).exp() * T::Lanes::<S>::load(scale.add(i))
+                                    }
+                                };
+                                // A loop of its own for each.
+                                if !dropout {
+                                    T::write::<S>(to, segment.len, result);
+                                    continue;
+                                }
+                                let keep = kept[(range.start + j) % PER_COUNTER][segment.at..].as_ptr();
+                                T::write::<S>(
+                                    to,
+                                    segment.len,
+                                    #[inline(always)]
+                                    |i, count| result(i, count).where_kept(keep.add(i), T::Real::ZERO),
+                                );
+                            }
+                        }
+                        first = end;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes the logits of these rows a group at a time, and adds them to the states.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn states<S: Simd>(side: &Side<T>, range: Range<usize>) -> Vec<SoftmaxState<T::Lanes<S>>> {
+        let (mut memory, mut runs) = (group_memory(), Vec::new());
         let mut states = vec![SoftmaxState::empty(); side.vectors::<S>()];
         let [none, zero] = [T::Real::NEG_INFINITY, T::Real::ZERO].map(T::Lanes::<S>::splat);
         for first in range.clone().step_by(ROWS) {
-            let group = place(first, ROWS.min(range.end - first));
-            // SAFETY of the block: as promised by the caller.
+            let group = Group::new(first, ROWS.min(range.end - first), &mut memory);
+            // SAFETY of the block: there is room for each row; the rest by the caller's promise.
             unsafe {
                 side.logits::<S>(&group, &mut runs);
                 for (i, state) in states.iter_mut().enumerate() {
@@ -1964,47 +2182,39 @@ impl<T: Element> Columns<'_, T> {
     }
 }
 
-impl<'a, T: Element> Columns<'a, T> {
-    /// Where logits are of the results' type and cost more than to write them, the results' places are to hold them, so that
-    /// they are made once and a bias is read once.
-    fn held_in_output<S: Simd>(&self, unit: usize) -> Option<(Side<'a, T>, Elements<'a, T::Real>)> {
-        if self.call.bias.is_none() && self.call.cap.is_none() {
-            return None;
-        }
-        let out = T::Real::of(&self.out)?;
-        let side = Side::new(self.call, unit);
-        // No vector may pass the end of a segment: behind it may be scores that are still to be read.
-        side.segments.iter().all(|segment| segment.len % T::Lanes::<S>::COUNT == 0).then_some((side, out))
-    }
-
-    /// A strip whose logits `out` holds until they are replaced by the results.
-    ///
-    /// # Safety
-    /// As of [`Pass::whole`], and no vector passes the end of a segment.
-    #[inline(always)]
-    unsafe fn through_output<S: Simd>(&self, side: &Side<T>, out: Elements<T::Real>, len: usize) {
-        let strip = side.strip;
-        let group = |first: usize, rows| {
-            let (start, len) = strip.span(&(first..first + rows));
-            Group { first, rows, start: out.at(start, len), stride: strip.stride }
-        };
-        // SAFETY of the block: the places are there; the rest by the caller's promise.
-        unsafe {
-            let states = Self::states::<S>(side, 0..len, |first, rows| {
-                let group = group(first, rows);
-                // Memory that is written is read first.
-                for i in AHEAD_ROWS..AHEAD_ROWS + rows {
-                    let row = group.row(i);
-                    (0..strip.width).step_by(T::Lanes::<S>::COUNT).for_each(|i| S::prefetch(row.wrapping_add(i)));
-                }
-                group
-            });
-            let (scales, mut kept) = (Self::scales::<S>(side, &states), [[0; ROW]; PER_COUNTER]);
-            for first in (0..len).step_by(ROWS) {
-                self.write_group::<S>(side, &group(first, ROWS.min(len - first)), &scales, &mut kept);
+/// Adds the logits of a group of rows to the states of the lines of a segment.
+///
+/// # Safety
+/// The CPU has the instructions of `S`; what `logit` makes is there.
+#[inline(always)]
+unsafe fn group_states<S: Simd, T: Element>(
+    states: &mut [SoftmaxState<T::Lanes<S>>],
+    of: Origin<T>,
+    len: usize,
+    stride: usize,
+    first: usize,
+    rows: usize,
+    logit: impl Fn(&Origin<T>, usize, usize, usize) -> T::Lanes<S>,
+) {
+    let [none, zero] = [T::Real::NEG_INFINITY, T::Real::ZERO].map(T::Lanes::<S>::splat);
+    each::<T::Lanes<S>>(
+        0..len,
+        #[inline(always)]
+        |i, count| {
+            let state = &mut states[i / T::Lanes::<S>::COUNT];
+            let (mut z, mut max, mut sum) = ([none; ROWS], none, zero);
+            for (r, z) in z.iter_mut().enumerate().take(rows) {
+                S::prefetch(of.scores.wrapping_add((first + r + ROWS) * stride + i));
+                *z = logit(&of, first + r, i, count);
+                max = z.or_greater(max);
             }
-        }
-    }
+            let reference = state.grow(max);
+            for &z in z.iter().take(rows) {
+                sum = sum + (z - reference).exp();
+            }
+            state.add(sum);
+        },
+    );
 }
 
 impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
@@ -2014,9 +2224,14 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
     #[inline(always)]
     unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
         let side = Side::new(self.call, unit);
-        let mut memory = group_memory();
-        // SAFETY: there is room for each row; the rest by the caller's promise.
-        unsafe { Self::states::<S>(&side, range, |first, rows| Group::new(first, rows, &mut memory)) }
+        if self.direct::<S>(&side).is_some() {
+            let mut states = vec![SoftmaxState::empty(); side.vectors::<S>()];
+            // SAFETY: as promised by the caller.
+            unsafe { self.directly::<S>(&side, range, Todo::Reduce(&mut states)) };
+            return states;
+        }
+        // SAFETY: as promised by the caller.
+        unsafe { Self::states::<S>(&side, range) }
     }
 
     #[inline(always)]
@@ -2027,29 +2242,17 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
     #[inline(always)]
     unsafe fn write(&self, unit: usize, range: Range<usize>, states: &Self::Reduced) {
         let side = Side::new(self.call, unit);
-        let (mut memory, mut runs, mut kept) = (group_memory(), Vec::new(), [[0; ROW]; PER_COUNTER]);
         // SAFETY of the block: there is room for each row; the rest by the caller's promise.
         unsafe {
             let scales = Self::scales::<S>(&side, states);
+            if let Some(out) = self.direct::<S>(&side) {
+                return self.directly::<S>(&side, range, Todo::Write(out, &scales));
+            }
+            let (mut memory, mut runs, mut kept) = (group_memory(), Vec::new(), [[0; ROW]; PER_COUNTER]);
             for first in range.clone().step_by(ROWS) {
                 let group = Group::new(first, ROWS.min(range.end - first), &mut memory);
                 side.logits::<S>(&group, &mut runs);
                 self.write_group::<S>(&side, &group, &scales, &mut kept);
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn whole(&self, units: Range<usize>, len: usize) {
-        for unit in units {
-            // SAFETY: as promised by the caller.
-            unsafe {
-                if let Some((side, out)) = self.held_in_output::<S>(unit) {
-                    self.through_output::<S>(&side, out, len);
-                    continue;
-                }
-                let states = Pass::<S>::reduce(self, unit, 0..len);
-                Pass::<S>::write(self, unit, 0..len, &states);
             }
         }
     }

@@ -387,8 +387,9 @@ fn many_short_lines() -> Result<()> {
 
 #[test]
 fn lines_along_other_dimensions() -> Result<()> {
-    for (i, shape) in
-        [[2, 3, 4, 5], [1, 2, 40, 600], [3, 17, 2, 9], [1, 1, 1030, 3], [2, 9, 1, 1]].into_iter().enumerate()
+    for (i, shape) in [[2, 3, 4, 5], [1, 2, 40, 600], [3, 17, 2, 9], [2, 19, 3, 32], [1, 1, 1030, 3], [2, 9, 1, 1]]
+        .into_iter()
+        .enumerate()
     {
         for dtype in DTYPES {
             for dim in 0..4 {
@@ -405,6 +406,11 @@ fn lines_along_other_dimensions() -> Result<()> {
                 };
                 check(&plain)?;
                 check(&full)?;
+                check(&Case { scale: 0.3, sinks: full.sinks.clone(), ..plain.clone() })?;
+                check(&Case { softcap: full.softcap, dropout: full.dropout, ..plain.clone() })?;
+                check(&Case { bias: full.bias.clone(), ..plain.clone() })?;
+                check(&Case { bias: Some(make(&[shape[2], 1], 1.0, seed, dtype)?), ..plain.clone() })?;
+                check(&Case { mask: full.mask.clone(), ..plain.clone() })?;
                 check(&Case { log: true, dropout: None, mask: Some(mask(&[shape[2], 1], seed)?), ..full })?;
             }
         }
