@@ -181,7 +181,8 @@ mod cuda {
             text.push_str(&shortened(path));
             table.push((name.as_str(), (start, text.len()), text[start..].contains("griddepcontrol.wait")));
         }
-        let mut options = LzmaOptions::with_preset(5);
+        // PTX is text: what a byte is depends on the one before it, and not on its place.
+        let mut options = LzmaOptions { lc: 4, lp: 0, pb: 0, ..LzmaOptions::with_preset(9) };
         options.dict_size = text.len().next_power_of_two().max(1 << 16) as u32;
         let mut writer = LzmaWriter::new_use_header(vec![], &options, Some(text.len() as u64)).expect("sound options");
         writer.write_all(text.as_bytes()).expect("a vector grows");
