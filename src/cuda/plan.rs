@@ -505,7 +505,7 @@ fn fused_registers(lines: Lines, kind: FusedKind, size: usize, device: DeviceFac
 }
 
 /// How many lines ahead windows are fetched: about as many as there are blocks at once, as far as the L2 cache holds them.
-/// (8, 16, 2048, 2048) causal: f32 2048 lines 0.81, 660 0.83, none 0.87; bf16 2048 0.89, 1320 0.92, 660 0.96, none 0.94.
+/// (8, 16, 2048, 2048) causal: f32 2048 lines 0.81, 660 0.83, none 0.87; bf16 2048 0.93.
 fn fused_ahead(lines: Lines, queries: usize, size: usize, block: usize, device: DeviceFacts) -> usize {
     const MOST_BYTES: usize = 16 << 20;
     let resident = if size == 4 { 1280 } else { 1024 };
