@@ -76,3 +76,20 @@ __device__ __forceinline__ Normalizer<R> merge_parts(const Normalizer<R>* parts,
     if (!few) sum = warp_group_reduce(sum, 32, [](R a, R b) { return a + b; });
     return {max, sum};
 }
+
+template <typename R>
+__device__ __forceinline__ Normalizer<R> merged(Normalizer<R> a, Normalizer<R> b) {
+    const R max = greater(a.max, b.max), reference = part_reference(max);
+    return {max, a.sum * quick_exponential(a.max - reference) + b.sum * quick_exponential(b.max - reference)};
+}
+
+// The same of what the threads of a block have, the same bits for each of them. `of_warps` has room for a part of each warp.
+template <typename R>
+__device__ __forceinline__ Normalizer<R> block_merge(Normalizer<R> part, Normalizer<R>* of_warps) {
+    const R max = warp_group_reduce(part.max, 32, [](R a, R b) { return greater(a, b); });
+    R sum = part.sum * exponential(part.max - part_reference(max));
+    sum = warp_group_reduce(sum, 32, [](R a, R b) { return a + b; });
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = {max, sum};
+    __syncthreads();
+    return merge_parts(of_warps, blockDim.x / 32);
+}

@@ -138,6 +138,12 @@ struct SoftmaxState {
         return max == negative_infinity<R>() ? Normalizer<R>{max, sum.value()} : finish_by(of_max);
     }
 
+    // The same, of exponentials of elements of T.
+    template <typename T>
+    __device__ __forceinline__ Normalizer<R> finish_part() const {
+        return finish_part_by(Element<T>::exponential(max - reference()) * unscale<T>());
+    }
+
     __device__ __forceinline__ SoftmaxState shuffle_xor(int mask) const {
         return {__shfl_xor_sync(~0u, max, mask), sum.shuffle_xor(mask)};
     }
