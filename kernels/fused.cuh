@@ -104,8 +104,9 @@ __device__ __forceinline__ R capped(const Fused<R>& call, R score) {
 template <typename R>
 __device__ __forceinline__ R slope(const Fused<R>& call, R score) {
     if (!(call.cap > R(0))) return call.scale;
-    const R tangent = hyperbolic_tangent(score * call.scale * call.inverse_cap);
-    return call.scale * (R(1) - tangent * tangent);
+    // 1 - tanh(x)^2, of which the difference would leave little
+    const R e = exponential(R(-2) * fabs(score * call.scale * call.inverse_cap));
+    return call.scale * (R(4) * e / ((R(1) + e) * (R(1) + e)));
 }
 
 template <typename T, typename R>
