@@ -113,6 +113,7 @@ struct WholeBlocks {
     Exchange exchange;
     R* sums;  // MAX_WARPS, in shared memory
     static constexpr bool BLOCK = true;
+    __device__ __forceinline__ int rank() const { return threadIdx.x; }  // in a block
     __device__ __forceinline__ int64_t line() const { return exchange.line(); }
     template <typename F>
     __device__ __forceinline__ R reduce(R value, F f) const { return warp_group_reduce(value, 32, f); }

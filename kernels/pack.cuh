@@ -1,6 +1,7 @@
 // Neighbouring elements, moved with one access.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "element.cuh"
 #include "softmax_state.cuh"
@@ -158,6 +159,29 @@ __device__ __forceinline__ Pack<T, SIZE> no_pack() {
     Pack<T, SIZE> pack;
 #pragma unroll
     for (auto& unit : pack.units) unit = no_elements<T>();
+    return pack;
+}
+
+// A unit of half precision as a number
+template <typename U>
+__device__ __forceinline__ auto& bits_of(U& unit) {
+    return reinterpret_cast<std::conditional_t<std::is_const_v<U>, const uint32_t, uint32_t>&>(unit);
+}
+
+// Elements begin..end of a pack, and -inf for the others
+template <typename T, int SIZE>
+__device__ __forceinline__ Pack<T, SIZE> part_of(Pack<T, SIZE> pack, int begin, int end) {
+    const auto has = [&](int i) { return i >= begin && i < end; };
+#pragma unroll
+    for (int u = 0; u < pack.UNITS; u++) {
+        if constexpr (Element<T>::PER_UNIT == 1) {
+            if (!has(u)) pack.units[u] = no_elements<T>();
+        } else {
+            const uint32_t mask = (has(2 * u) ? 0xffffu : 0) | (has(2 * u + 1) ? 0xffff0000u : 0);
+            const auto none = no_elements<T>();
+            bits_of(pack.units[u]) = (bits_of(pack.units[u]) & mask) | (bits_of(none) & ~mask);
+        }
+    }
     return pack;
 }
 

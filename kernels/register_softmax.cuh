@@ -96,7 +96,7 @@ struct RegisterLine {
                 for (int k = 0; k < PACKS; k++) {
                     // What lies further behind the line was not read.
                     const bool at_end = place(k) + SIZE > left && place(k) - shift < left;
-                    if (at_end || (k == 0 && before > 0)) packs[k] = part(packs[k], k > 0 ? 0 : before, left - place(k));
+                    if (at_end || (k == 0 && before > 0)) packs[k] = part_of(packs[k], k > 0 ? 0 : before, left - place(k));
                 }
             }
             // What shares a pack of the input with what is not of the tensor
@@ -137,7 +137,7 @@ struct RegisterLine {
     }
     // The upper half of one unit and the lower of the next
     static __device__ __forceinline__ Unit<T> halves(Unit<T> own, Unit<T> next) {
-        const uint32_t both = __byte_perm(bits(own), bits(next), 0x5432);
+        const uint32_t both = __byte_perm(bits_of(own), bits_of(next), 0x5432);
         return reinterpret_cast<const Unit<T>&>(both);
     }
 
@@ -147,25 +147,6 @@ struct RegisterLine {
             if constexpr (KEEPS) x[k * SIZE + i] = Element<T>::of_unit(pack.units[i / PER_UNIT], i % PER_UNIT);
             else x[k * (SIZE / PER_HELD) + i] = pack.units[i];
         }
-    }
-    // Elements begin..end of a pack, and -inf for the others
-    static __device__ __forceinline__ Pack<T, SIZE> part(Pack<T, SIZE> pack, int begin, int end) {
-        const auto has = [&](int i) { return i >= begin && i < end; };
-#pragma unroll
-        for (int u = 0; u < UNITS; u++) {
-            if constexpr (PER_UNIT == 1) {
-                if (!has(u)) pack.units[u] = no_elements<T>();
-            } else {
-                const uint32_t mask = (has(2 * u) ? 0xffffu : 0) | (has(2 * u + 1) ? 0xffff0000u : 0);
-                const auto none = no_elements<T>();
-                bits(pack.units[u]) = (bits(pack.units[u]) & mask) | (bits(none) & ~mask);
-            }
-        }
-        return pack;
-    }
-    template <typename U>
-    static __device__ __forceinline__ auto& bits(U& unit) {
-        return reinterpret_cast<std::conditional_t<std::is_const_v<U>, const uint32_t, uint32_t>&>(unit);
     }
     __device__ __forceinline__ R element(int i) const {
         if constexpr (KEEPS) return x[i];

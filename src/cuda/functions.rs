@@ -60,6 +60,8 @@ impl Key {
                 FusedLines::Packs => "",
                 FusedLines::Window => "_window",
                 FusedLines::Any => "_any",
+                FusedLines::Scores => "_scores",
+                FusedLines::ScoresWindow => "_scores_window",
             };
             let name = format!("fused{}_{group}{of}", if backward { "_backward" } else { "" });
             (name.clone(), name)
@@ -318,6 +320,9 @@ mod tests {
                     Kernel::Cluster { count: 32, whole: any },
                 ],
                 _ => &[
+                    Kernel::FusedWarp { backward: false, lines: FusedLines::ScoresWindow },
+                    Kernel::FusedBlock { backward: false, lines: FusedLines::Scores },
+                    Kernel::FusedBlock { backward: false, lines: FusedLines::ScoresWindow },
                     Kernel::Column { rows: 8, whole },
                     Kernel::Column { rows: 16, whole },
                     Kernel::Column { rows: 32, whole: any },
@@ -343,7 +348,13 @@ mod tests {
             for &kernel in kernels.iter().chain(wide) {
                 for output in [Output::Probability, Output::LogProbability] {
                     for compute_capability in [75, 90] {
-                        if compute_capability == 75 && kernel.needs_clusters() {
+                        use FusedLines::{Scores, ScoresWindow};
+                        let of_scores = matches!(
+                            kernel,
+                            Kernel::FusedWarp { lines: Scores | ScoresWindow, .. }
+                                | Kernel::FusedBlock { lines: Scores | ScoresWindow, .. }
+                        );
+                        if compute_capability == 75 && (kernel.needs_clusters() || of_scores) {
                             continue;
                         }
                         let key = Key { kernel, output, dtype };

@@ -210,6 +210,7 @@ fn run(
         backward,
         whole: whole_packs(geometry, dtype.size_in_bytes(), tensors),
         queries: options.window.map_or(0, |window| window.queries),
+        scaled: bias == 0 && mask == 0 && options.softcap.is_none() && (options.scale as f32) > 0.0,
         narrow: is_narrow(options, geometry),
     };
     let plan = plan::fused(geometry.lines, kind, dtype.size_in_bytes(), functions::facts(device)?);

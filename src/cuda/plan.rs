@@ -181,6 +181,10 @@ pub(crate) enum FusedLines {
     Window,
     /// Of any length and offset.
     Any,
+    /// Whole packs of half precision, which are the logits but for a scale, …
+    Scores,
+    /// … and parts that are outside of a window are passed over.
+    ScoresWindow,
 }
 
 /// What of a fused call a plan depends on, beside its lines.
@@ -191,6 +195,8 @@ pub(crate) struct FusedKind {
     pub whole: bool,
     /// How many lines after a line the next one is with the same window; 0 where there is no window.
     pub queries: usize,
+    /// The logits are the scores times a number above 0.
+    pub scaled: bool,
     /// 32 bits are enough for lines, steps and positions.
     pub narrow: bool,
 }
@@ -242,7 +248,8 @@ pub(crate) struct Plan {
     pub shared_bytes: u32,
     /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], contiguous lines of
     /// [`Kernel::StatisticsStrided`], [`Kernel::LossBackwardShortRows`]) or of those side by side ([`Kernel::Column`]), how
-    /// many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`], [`Kernel::FusedBlock`]), the rows of a block
+    /// many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`], [`Kernel::FusedBlock`], a warp's
+    /// [`FusedLines::ScoresWindow`]), the rows of a block
     /// ([`Kernel::Strip`]), or the blocks of a line ([`Kernel::LossBackwardRows`]).
     pub parameter: i32,
 }
@@ -313,7 +320,7 @@ fn largest_cluster(device: DeviceFacts) -> usize {
     }
 }
 
-/// Split lines: blocks of this many threads, two to a multiprocessor: 1.58 / 1.48, four of half the threads 1.59 / 1.55
+/// Split lines: blocks of this many threads, two to a multiprocessor: 1.44 / 1.34, four of half the threads 1.48 / 1.41
 /// (1 x 16777216).
 const SPLIT_BLOCK: usize = 512;
 /// Lines of fewer bytes are not split.
@@ -481,10 +488,14 @@ fn fused_count(kind: FusedKind, size: usize) -> (usize, usize) {
 }
 
 fn fused_registers(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
-    let FusedKind { backward, whole, queries, narrow } = kind;
+    let FusedKind { backward, whole, queries, narrow, .. } = kind;
     let (count, most_threads) = fused_count(kind, size);
-    if lines.inner > 1 || lines.len > count * most_threads || !narrow {
+    if lines.inner > 1 || !narrow {
         return None;
+    }
+    let scores = fused_scores(lines, kind, size, device);
+    if lines.len > count * most_threads || scores.is_some() {
+        return scores;
     }
     let kind = match (whole, queries > 0 && !backward) {
         (false, _) => FusedLines::Any,
@@ -498,19 +509,47 @@ fn fused_registers(lines: Lines, kind: FusedKind, size: usize, device: DeviceFac
         (kernel, lines.count().div_ceil(WARP_BLOCK >> shift), WARP_BLOCK, shift as usize)
     } else {
         let block = threads.next_multiple_of(WARP);
-        let ahead = if kind == FusedLines::Window { fused_ahead(lines, queries, size, block, device) } else { 0 };
+        let resident = if size == 4 { 1280 } else { 1024 };
+        let ahead =
+            if kind == FusedLines::Window { fused_ahead(lines, queries, size, resident / block, device) } else { 0 };
         (Kernel::FusedBlock { backward, lines: kind }, lines.count(), block, ahead)
     };
     (grid <= MAX_GRID).then(|| Plan { parameter: parameter as i32, ..plan(kernel, grid, block) })
 }
 
-/// How many lines ahead windows are fetched: about as many as there are blocks at once, as far as the L2 cache holds them.
-/// (8, 16, 2048, 2048) causal: f32 2048 lines 0.81, 660 0.83, none 0.87; bf16 2048 0.93.
-fn fused_ahead(lines: Lines, queries: usize, size: usize, block: usize, device: DeviceFacts) -> usize {
+/// Elements of half precision that a thread holds as they lie in memory, and threads of a block, at most. Of (8, 16, 2048, 2048)
+/// bf16: causal with a warp to a line 0.78, a block of two 0.82, as logits 0.94; without a window a block of one 1.01, as logits
+/// 1.00, with dropout 1.07 and 1.15; (8, 8192, 8192) causal 0.90 and 1.05.
+const FUSED_SCORES: (usize, usize) = (64, 256);
+
+fn fused_scores(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
+    let FusedKind { backward, whole, queries, scaled, .. } = kind;
+    let (count, most_threads) = FUSED_SCORES;
+    // What fits a warp as logits, too, is better off so.
+    let fits = (fused_count(kind, 2).0 * WARP + 1..=count * most_threads).contains(&lines.len);
+    if !(fits && whole && scaled && !backward && size == 2 && device.compute_capability >= 90) {
+        return None;
+    }
+    let threads = lines.len.div_ceil(count).next_multiple_of(WARP);
+    let (kernel, grid, block, resident) = match (queries > 0, threads) {
+        (true, WARP) => {
+            let kernel = Kernel::FusedWarp { backward, lines: FusedLines::ScoresWindow };
+            (kernel, lines.count().div_ceil(WARP_BLOCK / WARP), WARP_BLOCK, 28)
+        }
+        (true, _) => {
+            (Kernel::FusedBlock { backward, lines: FusedLines::ScoresWindow }, lines.count(), threads, 768 / threads)
+        }
+        (false, _) => (Kernel::FusedBlock { backward, lines: FusedLines::Scores }, lines.count(), threads, 0),
+    };
+    let ahead = if queries > 0 { fused_ahead(lines, queries, size, resident, device) } else { 0 };
+    (grid <= MAX_GRID).then(|| Plan { parameter: ahead as i32, ..plan(kernel, grid, block) })
+}
+
+/// How many lines ahead windows are fetched: about as many as there are at once, `resident` on a multiprocessor, as far as the L2
+/// cache holds them. (8, 16, 2048, 2048) causal: f32 2048 lines 0.81, 660 0.83, none 0.87; bf16 2048 0.78, 4096 0.82, none 0.81.
+fn fused_ahead(lines: Lines, queries: usize, size: usize, resident: usize, device: DeviceFacts) -> usize {
     const MOST_BYTES: usize = 16 << 20;
-    let resident = if size == 4 { 1280 } else { 1024 };
-    let at_once = device.multiprocessors * (resident / block);
-    let ahead = (at_once / queries).max(1).saturating_mul(queries);
+    let ahead = (device.multiprocessors * resident / queries).max(1).saturating_mul(queries);
     if ahead.saturating_mul(lines.len * size) <= MOST_BYTES {
         ahead
     } else {
@@ -1066,8 +1105,9 @@ mod tests {
     #[test]
     fn fused_plans_cover_the_lines() {
         let device = |forced| DeviceFacts { forced, ..HOPPER };
-        let packs = FusedKind { backward: false, whole: true, queries: 0, narrow: true };
+        let packs = FusedKind { backward: false, whole: true, queries: 0, scaled: false, narrow: true };
         let any = FusedKind { whole: false, ..packs };
+        let scaled = FusedKind { scaled: true, ..packs };
         let (backward, of) = (false, FusedLines::Packs);
         for (lines, kind, device, kernel) in [
             (lines(1 << 20, 512, 1), packs, HOPPER, Kernel::FusedWarp { backward, lines: of }),
@@ -1078,6 +1118,21 @@ mod tests {
                 HOPPER,
                 Kernel::FusedBlock { backward, lines: FusedLines::Window },
             ),
+            (lines(64, 2048, 1), scaled, HOPPER, Kernel::FusedBlock { backward, lines: FusedLines::Scores }),
+            (
+                lines(64, 2048, 1),
+                FusedKind { queries: 64, ..scaled },
+                HOPPER,
+                Kernel::FusedWarp { backward, lines: FusedLines::ScoresWindow },
+            ),
+            (
+                lines(64, 16_384, 1),
+                FusedKind { queries: 64, ..scaled },
+                HOPPER,
+                Kernel::FusedBlock { backward, lines: FusedLines::ScoresWindow },
+            ),
+            (lines(64, 2048, 1), scaled, TURING, Kernel::FusedBlock { backward, lines: of }),
+            (lines(64, 1024, 1), scaled, HOPPER, Kernel::FusedWarp { backward, lines: of }),
             (lines(64, 8200, 1), packs, HOPPER, Kernel::FusedCluster),
             (lines(64, 8200, 1), packs, TURING, Kernel::FusedReduce { backward }),
             (lines(64, 2000, 1), any, TURING, Kernel::FusedBlock { backward, lines: FusedLines::Any }),
@@ -1110,17 +1165,29 @@ mod tests {
                 let kind = FusedKind {
                     backward,
                     whole,
-                    queries: if size == 8 { 100 } else { 0 },
+                    queries: if size == 8 || outer == 129 { 100 } else { 0 },
+                    scaled: !backward && outer != 128,
                     narrow: lines.count() < 1 << 32,
                 };
                 let plan = fused(lines, kind, size, device(forced));
                 let what = format!("{lines:?} {plan:?}");
                 let (grid, block) = (plan.grid.0 as usize, plan.block as usize);
-                let (count, most_threads) = fused_count(kind, size);
+                use FusedLines::{Scores, ScoresWindow};
+                let (count, most_threads) = match plan.kernel {
+                    Kernel::FusedWarp { lines: Scores | ScoresWindow, .. }
+                    | Kernel::FusedBlock { lines: Scores | ScoresWindow, .. } => FUSED_SCORES,
+                    _ => fused_count(kind, size),
+                };
                 assert!((1..=MAX_GRID).contains(&grid) && (WARP..=512).contains(&block), "{what}");
                 assert!(block.is_multiple_of(WARP) && grid.is_multiple_of(plan.cluster as usize), "{what}");
                 assert!(kind.narrow || !plan.is_narrow(), "{what}");
                 match plan.kernel {
+                    Kernel::FusedWarp { lines: ScoresWindow, .. } => {
+                        assert!(
+                            count * WARP >= len && grid * (block / WARP) >= lines.count() && block == 128,
+                            "{what}"
+                        );
+                    }
                     Kernel::FusedWarp { .. } => {
                         assert!(count << plan.parameter >= len && plan.parameter <= 5, "{what}");
                         assert!(grid * (block >> plan.parameter) >= lines.count() && block == 128, "{what}");

@@ -360,6 +360,41 @@ fn each_option_at_each_length() -> Result<()> {
     Ok(())
 }
 
+/// Half precision of such lengths as is held as it lies in memory, in windows that begin and end anywhere.
+#[test]
+fn long_lines_of_half_precision() -> Result<()> {
+    for (i, len) in [1032, 1536, 2040, 2048, 2056, 4104, 16_384].into_iter().enumerate() {
+        for dtype in [DType::F16, DType::BF16] {
+            let seed = i as u64;
+            let shape = [2, 3, if len < 2500 { 17 } else { 2 }, len];
+            let plain = Case { scale: 0.7, ..Case::new(make(&shape, 3.0, seed, dtype)?) };
+            let sinks = Some(make(&[shape[1]], 2.0, seed + 1, dtype)?);
+            let (dropout, rows) = (Some((0.3, seed)), MaskedRows::Nan);
+            check(&plain)?;
+            check(&Case { log: true, sinks: sinks.clone(), ..plain.clone() })?;
+            check(&Case { dropout, out: DType::F32, ..plain.clone() })?;
+            check(&Case { causal: true, ..plain.clone() })?;
+            for before in [0, 5, 300, len / 2] {
+                check(&Case { window: Some((before, i)), ..plain.clone() })?;
+                check(&Case { window: Some((before, 0)), sinks: sinks.clone(), dropout, ..plain.clone() })?;
+                check(&Case { window: Some((before, 7)), log: true, out: DType::F32, ..plain.clone() })?;
+            }
+            // Logits far from 0, and a line without any
+            let mut far = normal(len, 3000.0, seed);
+            far.extend(vec![f64::NEG_INFINITY; len]);
+            let far = tensor(&far, (2, len), dtype, &Device::Cpu)?;
+            check(&Case { rows, ..Case::new(far.clone()) })?;
+            check(&Case { window: Some((len / 3, 1)), ..Case::new(far) })?;
+        }
+    }
+    // More queries than keys: the first ones have none in their window.
+    let shape = [1, 1, 1060, 1032];
+    for (rows, log) in [(MaskedRows::Zero, false), (MaskedRows::Nan, true)] {
+        check(&Case { window: Some((9, 0)), rows, log, ..Case::new(make(&shape, 3.0, 1, DType::BF16)?) })?;
+    }
+    Ok(())
+}
+
 /// So many lines that batches of them are in work together, of which some pass from one head to the next.
 #[test]
 fn many_short_lines() -> Result<()> {

@@ -1,0 +1,5 @@
+// Lines of half precision, of whole packs of 16 bytes, of which only a scale is asked: a block to each.
+#include "fused.cuh"
+
+#define KERNELS(dtype, T) FUSED_BLOCK_SCORES(fused_block_scores, dtype, T, 64, false)
+FOR_EACH_HALF_DTYPE(KERNELS)
