@@ -301,6 +301,7 @@ mod tests {
                     Kernel::Block { count: 16, whole: any },
                     Kernel::Block { count: 64, whole: any },
                     Kernel::Cluster { count: 64, whole },
+                    Kernel::Cluster { count: 32, whole: any },
                     Kernel::Cluster { count: 64, whole: any },
                     Kernel::BackwardWarp { count: 16 },
                     Kernel::BackwardBlock { count: 16 },

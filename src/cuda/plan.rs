@@ -768,15 +768,20 @@ fn cluster(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan
         2 => (64, 8, 16, 1024),
         _ => (32, 4, 16, 512),
     };
-    let needed = room(lines, whole, elements, SECTOR_BYTES).div_ceil(WARP * count);
+    let room = room(lines, whole, elements, SECTOR_BYTES);
+    let needed = room.div_ceil(WARP * count);
     let mut blocks = fewest;
     while blocks < largest && needed.div_ceil(blocks) > warps {
         blocks *= 2;
     }
-    // Few lines are spread as wide as can be: 4.0 µs with sixteen blocks and 5.2 with eight at 1 x 151936 bf16.
-    if lines.count() * blocks < 2 * device.multiprocessors {
+    // Few lines are spread as wide as can be: 4.0 µs with sixteen blocks and 5.2 with eight at 1 x 151936 bf16. Where elements
+    // are shifted, over twice the threads: 4.7 µs at an offset of one element of f32, and 5.1.
+    let few = lines.count() * blocks < 2 * device.multiprocessors;
+    if few {
         blocks = largest;
     }
+    let halved = few && !whole && elements.size == 4 && 2 * needed.div_ceil(blocks) <= warps;
+    let (count, needed) = if halved { (count / 2, room.div_ceil(WARP * count / 2)) } else { (count, needed) };
     let threads = needed.div_ceil(blocks) * WARP;
     let at_once = (device.multiprocessors * (resident / threads).max(1) / blocks).max(1);
     // What the next clusters need is fetched where it helped: 64 x 151936 1.18, without 1.28 (f32); 4096 x 128256 1.04, without
