@@ -9,16 +9,21 @@
 
 constexpr int MAX_AXES = 8;
 
-// One dimension that lines are numbered along, and what a step along it adds; src/cuda/fused.rs lays it out alike.
-struct Axis {
-    uint32_t size, factor, shift, query;
-    int64_t bias, mask, sink;
+// A number of 2 or more, and what divides by it; src/cuda/fused.rs lays this out alike, and what follows.
+struct ExactDivisor {
+    uint32_t size, factor, shift;
 
-    // n / size for a size of 2 or more, by a multiplication (Granlund and Montgomery, 1994).
+    // n / size by a multiplication (Granlund and Montgomery, 1994).
     __device__ __forceinline__ uint32_t quotient(uint32_t n) const {
         const uint32_t high = __umulhi(n, factor);
         return (high + ((n - high) >> 1)) >> shift;
     }
+};
+
+// One dimension that lines are numbered along, and what a step along it adds.
+struct Axis : ExactDivisor {
+    uint32_t query;
+    int64_t bias, mask, sink;
 };
 
 // How a tensor is added to the logits or masks them: not at all, one element for all of a line, or each its own.
@@ -42,12 +47,17 @@ struct Fused {
     int32_t log, window, nan_rows;
     int32_t axes;                        // that move anything but along the scores; the last varies fastest
     Axis axis[MAX_AXES];
+    // So many lines, so many lines apart, read the same of what is added or masked, and blocks side by side take them; 0 where it
+    // is not so.
+    ExactDivisor sharers, apart;
 
-    // The L2 cache is left to what other lines read again: (8, 16, 2048, 2048) f32 with a bias for all heads 1.19, with plain
-    // accesses 1.43.
-    __device__ __forceinline__ EitherAccess access() const { return EitherAccess(adds == EACH || masks == EACH); }
+    // The L2 cache is left to what other lines read again much later: (8, 16, 2048, 2048) f32 with a bias for all heads, its lines
+    // as they are numbered 1.19, with plain accesses 1.43; those that share it side by side 1.18, with plain accesses 1.11.
+    __device__ __forceinline__ EitherAccess access() const {
+        return EitherAccess((adds == EACH || masks == EACH) && sharers.size == 0);
+    }
 };
-static_assert(sizeof(Fused<float>) == 552 && sizeof(Fused<double>) == 568, "as src/cuda/fused.rs lays it out");
+static_assert(sizeof(Fused<float>) == 576 && sizeof(Fused<double>) == 592, "as src/cuda/fused.rs lays it out");
 
 // A line: where its elements are in each tensor, and which keys are in its window.
 struct Place {
@@ -562,6 +572,14 @@ __device__ __forceinline__ FusedLine<Real<T>> normalize(const Fused<Real<T>>& ca
     return {line, factor, empty, max};
 }
 
+// The number of a block's line. There are less than 2^32.
+template <typename R>
+__device__ __forceinline__ uint32_t shared_line(const Fused<R>& call, uint32_t block) {
+    const uint32_t rest = call.sharers.quotient(block), outer = call.apart.quotient(rest);
+    const uint32_t sharer = block - rest * call.sharers.size, inner = rest - outer * call.apart.size;
+    return (outer * call.sharers.size + sharer) * call.apart.size + inner;
+}
+
 // Fetches what is in the window of the line `ahead` lines on, which has the same window, into the L2 cache.
 template <typename T, typename Group>
 __device__ __forceinline__ void fetch_ahead(const Fused<Real<T>>& call, const Place& at, const Group& group, int ahead) {
@@ -577,7 +595,12 @@ __device__ __forceinline__ void fetch_ahead(const Fused<Real<T>>& call, const Pl
 template <typename T, int COUNT, int SIZE, bool WINDOW, typename Group>
 __device__ __forceinline__ void fused_lines(const Fused<Real<T>>& call, const Group& group, int ahead = 0) {
     using R = Real<T>;
-    const int64_t number = group.line();
+    int64_t number = group.line();
+    if constexpr (Group::BLOCK && (!WINDOW || SIZE == 1)) {
+        auto block = static_cast<uint32_t>(number);
+        if (call.sharers.size > 0) block = shared_line(call, block);
+        number = block;
+    }
     const bool there = Group::BLOCK || number < call.lines;
     Place at = locate<true>(call, there ? number : 0);
     if (!there) at.first = at.end = 0;

@@ -1,7 +1,7 @@
 //! Softmax with what models put around it, on CUDA: the call as the kernels of `kernels/fused.cuh` read it.
 
 use super::launch::{self, CudaElement};
-use super::plan::{self, FusedKind, Plan};
+use super::plan::{self, FusedKind, FusedLines, Kernel, Plan};
 use super::{alignment, by_dtype, functions};
 use crate::fused::{Around, Axis, Geometry, Gradients, MaskedRows, Operand, Options};
 use crate::lines::unsupported_dtype;
@@ -18,13 +18,32 @@ const MAX_AXES: usize = 8;
 /// What `kernels/fused.cuh` reckons with in 32 bits: positions and limits of a window.
 const NARROW: usize = 1 << 30;
 
-/// [`Axis`] with what divides by its size.
+/// A number, and what divides by it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct DeviceAxis {
+struct ExactDivisor {
     size: u32,
     factor: u32,
     shift: u32,
+}
+
+impl ExactDivisor {
+    /// Of 2 or more, and less than 2³².
+    fn new(size: usize) -> Self {
+        // n / size = (h + (n − h) / 2) >> (log − 1) with h the high half of n · factor, for every n below 2³²
+        // (Granlund and Montgomery, 1994).
+        let size = size as u64;
+        let log = u64::BITS - (size - 1).leading_zeros();
+        let factor = ((1u64 << 32) * ((1u64 << log) - size)) / size + 1;
+        Self { size: size as u32, factor: factor as u32, shift: log - 1 }
+    }
+}
+
+/// [`Axis`] as the kernels read it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct DeviceAxis {
+    size: ExactDivisor,
     query: u32,
     bias: i64,
     mask: i64,
@@ -33,15 +52,8 @@ struct DeviceAxis {
 
 impl DeviceAxis {
     fn new(axis: Axis) -> Self {
-        // n / size = (h + (n − h) / 2) >> (log − 1) with h the high half of n · factor, for every n below 2³²
-        // (Granlund and Montgomery, 1994).
-        let size = axis.size as u64;
-        let log = u64::BITS - (size - 1).leading_zeros();
-        let factor = ((1u64 << 32) * ((1u64 << log) - size)) / size + 1;
         Self {
-            size: axis.size as u32,
-            factor: factor as u32,
-            shift: log - 1,
+            size: ExactDivisor::new(axis.size),
             query: axis.query as u32,
             bias: axis.bias as i64,
             mask: axis.mask as i64,
@@ -91,8 +103,10 @@ struct Call<R> {
     nan_rows: i32,
     axes: i32,
     axis: [DeviceAxis; MAX_AXES],
+    sharers: ExactDivisor,
+    apart: ExactDivisor,
 }
-const _: () = assert!(size_of::<Call<f32>>() == 552 && size_of::<Call<f64>>() == 568);
+const _: () = assert!(size_of::<Call<f32>>() == 576 && size_of::<Call<f64>>() == 592);
 
 /// f32 or f64 out of the options' f64.
 trait Narrow: Copy {
@@ -261,6 +275,9 @@ fn call<R: Narrow>(
     let limit = |keys: usize| keys.min(if plan.is_narrow() { NARROW - 1 } else { 1 << 60 }) as i64;
     let moves = |at: u64, step: usize| if at == 0 { 0 } else { 1 + (step > 0) as i32 };
     let window = options.window;
+    let by_blocks =
+        matches!(plan.kernel, Kernel::FusedBlock { backward: false, lines: FusedLines::Packs | FusedLines::Any });
+    let sharers = sharers(geometry, tensors).filter(|_| by_blocks && window.is_none());
     let cap = options.softcap.unwrap_or(0.0);
     Ok(Call {
         tensors,
@@ -292,7 +309,21 @@ fn call<R: Narrow>(
         nan_rows: (options.masked_rows == MaskedRows::Nan) as i32,
         axes: axes.len() as i32,
         axis,
+        sharers: sharers.map_or_else(ExactDivisor::default, |axis| ExactDivisor::new(axis.size)),
+        apart: sharers.map_or_else(ExactDivisor::default, |axis| ExactDivisor::new(axis.line)),
     })
+}
+
+/// The dimension along which most lines read the same of a bias or mask, if they are not neighbours.
+fn sharers(geometry: &Geometry, tensors: Addresses) -> Option<&Axis> {
+    let biased = tensors.bias != 0 && geometry.bias_step > 0;
+    let masked = tensors.mask != 0 && geometry.mask_step > 0;
+    let step = |axis: &Axis| if biased { axis.bias } else { axis.mask };
+    let neighbours_share = geometry.axes.last().is_none_or(|axis| step(axis) == 0);
+    if !(biased || masked) || neighbours_share {
+        return None;
+    }
+    geometry.axes.iter().filter(|axis| step(axis) == 0).max_by_key(|axis| axis.size)
 }
 
 /// The keys of Philox's rounds.
@@ -439,12 +470,12 @@ mod tests {
     #[test]
     fn quotients() {
         for size in [2usize, 3, 5, 7, 8, 64, 641, 1000, 65_535, 65_536, 0x7fff_ffff, 0xffff_fffe, 0xffff_ffff] {
-            let axis = DeviceAxis::new(Axis { size, line: 1, scores: 1, bias: 0, mask: 0, sink: 0, query: 0 });
+            let divisor = ExactDivisor::new(size);
             let edges = [0u32, 1, 2, 3, 1000, 65_535, 1 << 31, u32::MAX - 1, u32::MAX];
             let multiples = (1..1000u32).flat_map(|k| [-1i64, 0, 1].map(|d| (k as i64 * size as i64 + d) as u32));
             for n in edges.into_iter().chain(multiples) {
-                let high = ((n as u64 * axis.factor as u64) >> 32) as u32;
-                let found = (high + ((n - high) >> 1)) >> axis.shift;
+                let high = ((n as u64 * divisor.factor as u64) >> 32) as u32;
+                let found = (high + ((n - high) >> 1)) >> divisor.shift;
                 assert_eq!(found, (n as u64 / size as u64) as u32, "{n} / {size}");
             }
         }

@@ -395,6 +395,27 @@ fn long_lines_of_half_precision() -> Result<()> {
     Ok(())
 }
 
+/// Lines that read the same of a bias or a mask, which lie apart.
+#[test]
+fn lines_that_share_a_bias() -> Result<()> {
+    for (i, len) in [1032, 2050, 9000].into_iter().enumerate() {
+        for dtype in DTYPES {
+            let seed = i as u64;
+            let shape = [2, 3, if len < 2100 { 7 } else { 2 }, len];
+            let plain = Case { scale: 0.5, ..Case::new(make(&shape, 3.0, seed, dtype)?) };
+            for shared in [vec![shape[2], len], vec![2, 1, shape[2], len], vec![3, shape[2], len]] {
+                let (bias, mask) = (make(&shared, 2.0, seed + 1, dtype)?, mask(&shared, seed + 2)?);
+                let sinks = Some(make(&[3], 2.0, seed + 3, dtype)?);
+                check(&Case { bias: Some(bias.clone()), ..plain.clone() })?;
+                check(&Case { mask: Some(mask.clone()), sinks, ..plain.clone() })?;
+                check(&Case { mask: Some(mask), bias: Some(make(&shape, 2.0, seed + 4, dtype)?), ..plain.clone() })?;
+                check(&Case { bias: Some(bias), causal: true, dropout: Some((0.2, seed)), ..plain.clone() })?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// So many lines that batches of them are in work together, of which some pass from one head to the next.
 #[test]
 fn many_short_lines() -> Result<()> {
