@@ -29,7 +29,6 @@ mod cuda {
         (75, "kernels/warp_softmax", ALL),
         (75, "kernels/block_softmax", ALL),
         (75, "kernels/block_any_softmax", ALL),
-        (75, "kernels/block_long_any_softmax", ALL_BUT_DOUBLE),
         (75, "kernels/column_softmax", ALL),
         (75, "kernels/column_any_softmax", ALL),
         (75, "kernels/split_softmax", ALL),
@@ -37,15 +36,12 @@ mod cuda {
         (90, "kernels/warp_softmax", ALL_BUT_DOUBLE),
         (90, "kernels/block_softmax", ALL_BUT_DOUBLE),
         (90, "kernels/block_any_softmax", ALL_BUT_DOUBLE),
-        (90, "kernels/block_long_any_softmax", ALL_BUT_DOUBLE),
         (90, "kernels/column_softmax", ALL),
         (90, "kernels/column_any_softmax", ALL),
         (90, "kernels/split_softmax", ALL),
         (90, "kernels/split_any_softmax", ALL),
         (90, "kernels/hopper/cluster_softmax", ALL),
-        (90, "kernels/hopper/cluster_long_softmax", HALF),
         (90, "kernels/hopper/cluster_any_softmax", ALL),
-        (90, "kernels/hopper/cluster_long_any_softmax", HALF),
         (90, "kernels/hopper/strip_softmax", ALL_BUT_DOUBLE),
         (90, "kernels/hopper/strip_wide_softmax", ALL_BUT_DOUBLE),
         (90, "kernels/hopper/strip_any_softmax", ALL_BUT_DOUBLE),
@@ -101,11 +97,10 @@ mod cuda {
         std::env::set_var("CUDA_COMPUTE_CAP", "75");
         let out_dir = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
         let root = std::env::current_dir().expect("cargo sets the folder");
-        // By source: one kernel's modules are much alike, and are compressed together.
-        let mut groups = BTreeMap::<String, Vec<(String, PathBuf)>>::new();
+        // By source: what is compiled from one is much alike, and is compressed together.
+        let mut groups = BTreeMap::<String, Vec<(usize, PathBuf)>>::new();
         for capability in [75, 90] {
             let folder = empty_folder(out_dir.join(format!("sm_{capability}")));
-            // A module of its own for each dtype and output keeps what the driver compiles at a first call small.
             let mut sources = vec![];
             let of_each_output =
                 KERNELS.iter().flat_map(|kernel| ["_probability", "_log_probability"].map(|output| (kernel, output)));
@@ -124,8 +119,8 @@ mod cuda {
                     );
                     std::fs::write(&path, text).expect("OUT_DIR can be written to");
                     sources.push(path);
-                    let module = (format!("sm_{capability}/{name}"), folder.join(format!("{name}.ptx")));
-                    groups.entry(stem.to_string()).or_default().push(module);
+                    let text = (capability, folder.join(format!("{name}.ptx")));
+                    groups.entry(stem.to_string()).or_default().push(text);
                 }
             }
             build(&toolkit, capability, folder, sources);
@@ -154,10 +149,10 @@ mod cuda {
     }
 
     /// Compresses each group into a file, and answers the tables of them and of the modules in them for src/cuda/functions.rs.
-    fn pack(out_dir: &Path, groups: &BTreeMap<String, Vec<(String, PathBuf)>>) -> String {
+    fn pack(out_dir: &Path, groups: &BTreeMap<String, Vec<(usize, PathBuf)>>) -> String {
         let mut tables = [String::new(), String::new()];
         let packed = std::thread::scope(|scope| {
-            let threads: Vec<_> = groups.values().map(|modules| scope.spawn(|| pack_group(modules))).collect();
+            let threads: Vec<_> = groups.values().map(|texts| scope.spawn(|| pack_group(texts))).collect();
             threads.into_iter().map(|thread| thread.join().expect("no PTX is beyond LZMA")).collect::<Vec<_>>()
         });
         for (number, (stem, (modules, bytes))) in groups.keys().zip(packed).enumerate() {
@@ -174,15 +169,22 @@ mod cuda {
         format!("static GROUPS: &[&[u8]] = &[\n{groups}];\nstatic MODULES: &[Module] = &[\n{modules}];\n")
     }
 
-    /// (name, where it begins and ends in the group's text, whether its kernels wait for the one before) of each module.
-    type Packed<'a> = (Vec<(&'a str, (usize, usize), bool)>, Vec<u8>);
+    /// (name, where it begins and ends in the group's text, whether its kernel waits for the one before) of each module.
+    type Packed = (Vec<(String, (usize, usize), bool)>, Vec<u8>);
 
-    fn pack_group(modules: &[(String, PathBuf)]) -> Packed<'_> {
+    fn pack_group(texts: &[(usize, PathBuf)]) -> Packed {
+        // By name: a kernel that serves both outputs was compiled with each.
+        let mut modules = BTreeMap::new();
+        for (capability, path) in texts {
+            for (kernel, module) in kernels(&shortened(path)) {
+                modules.insert(format!("sm_{capability}/{kernel}"), module);
+            }
+        }
         let (mut text, mut table) = (String::new(), vec![]);
-        for (name, path) in modules {
+        for (name, module) in modules {
             let start = text.len();
-            text.push_str(&shortened(path));
-            table.push((name.as_str(), (start, text.len()), text[start..].contains("griddepcontrol.wait")));
+            text.push_str(&module);
+            table.push((name, (start, text.len()), module.contains("griddepcontrol.wait")));
         }
         // PTX is text: what a byte is depends on the one before it, and not on its place.
         let mut options = LzmaOptions { lc: 4, lp: 0, pb: 0, ..LzmaOptions::with_preset(9) };
@@ -192,11 +194,26 @@ mod cuda {
         (table, writer.finish().expect("a vector grows"))
     }
 
-    /// PTX without comments and indentation, a seventh of its size.
+    /// (name, PTX) of each kernel in a text, with the functions before it: a module for each keeps what the driver compiles
+    /// at a first call small.
+    fn kernels(text: &str) -> Vec<(&str, String)> {
+        const ENTRY: &str = "\n.visible .entry ";
+        let mut parts = text.split(ENTRY);
+        let before = parts.next().expect("the first part is there, if empty");
+        parts
+            .map(|entry| {
+                let (name, _) = entry.split_once('(').expect("nvcc writes a kernel's parameters");
+                assert!(!entry.contains("\n.func ") && !entry.contains("\n.extern "), "{name} is not all that follows");
+                (name, [before, ENTRY, entry].concat())
+            })
+            .collect()
+    }
+
+    /// PTX without comments, indentation and what else is blank, a fifth smaller.
     fn shortened(path: &Path) -> String {
         let text = std::fs::read_to_string(path).expect("nvcc has written it");
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
-        lines.flat_map(|line| [line, "\n"]).collect()
+        lines.flat_map(|line| [line, "\n"]).collect::<String>().replace(", ", ",").replace(" \t", " ")
     }
 
     /// The folder of the CUDA toolkit that `nvcc` on the PATH belongs to.

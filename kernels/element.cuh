@@ -75,7 +75,7 @@ struct Element<__half> : HalfElement {
     static constexpr uint32_t NEGATIVE_INFINITY = 0xfc00;
     static __device__ __forceinline__ float read(__half x) { return __half2float(x); }
     static __device__ __forceinline__ __half write(float x) { return __float2half_rn(x); }
-    static __device__ __forceinline__ float of_unit(__half2 unit, int i) { return i ? __high2float(unit) : __low2float(unit); }
+    static __device__ __forceinline__ float of_unit(__half2 unit, int i) { return __half2float(i ? unit.y : unit.x); }
     static __device__ __forceinline__ __half2 to_unit(const float (&x)[2]) { return __floats2half2_rn(x[0], x[1]); }
 };
 

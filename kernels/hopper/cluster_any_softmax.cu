@@ -2,9 +2,11 @@
 // half the elements to a thread, for few lines.
 #include "../register_softmax.cuh"
 
-#define HALF(dtype, T) BOTH(CLUSTER_KERNEL, cluster_any, dtype, T, 64, false, 512, 2)
-#define SINGLE(dtype, T)                                              \
-    BOTH(CLUSTER_KERNEL, cluster_any, dtype, T, 64, false, 640, 1)    \
+#define HALF(dtype, T)                                              \
+    BOTH(CLUSTER_KERNEL, cluster_any, dtype, T, 64, false, 512, 2)  \
+    BOTH(CLUSTER_KERNEL, cluster_any, dtype, T, 128, false, 512, 1)
+#define SINGLE(dtype, T)                                            \
+    BOTH(CLUSTER_KERNEL, cluster_any, dtype, T, 64, false, 640, 1)  \
     BOTH(CLUSTER_KERNEL, cluster_any, dtype, T, 32, false, 640, 1)
 #define DOUBLE(dtype, T) BOTH(CLUSTER_KERNEL, cluster_any, dtype, T, 32, false, 512, 1)
 FOR_EACH_HALF_DTYPE(HALF)

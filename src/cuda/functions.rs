@@ -13,13 +13,13 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::sync::{Arc, LazyLock, OnceLock, PoisonError, RwLock};
 
-/// The PTX of some kernels: a part of a compressed text.
+/// The PTX of a kernel: a part of a compressed text.
 struct Module {
     name: &'static str,
     group: usize,
     start: usize,
     end: usize,
-    /// Its kernels wait themselves for what the kernel before them has written, and may be set up while that one still runs.
+    /// Its kernel waits itself for what the one before it has written, and may be set up while that one still runs.
     waits: bool,
 }
 
@@ -44,17 +44,11 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// The file that the kernel is in, and what its function is called after the name of the output is put in.
-    fn names(&self) -> (String, String) {
+    /// What the kernel is called.
+    fn name(&self) -> String {
         let log = if self.output == Output::LogProbability { "log_" } else { "" };
         // Of kernels in families that tell lines of whole packs from any others
-        let packed = |family: &str, whole: bool, count: Option<usize>| {
-            let family = format!("{family}{}", if whole { "" } else { "_any" });
-            let count = count.map(|count| format!("_{count}")).unwrap_or_default();
-            (family.clone() + "_softmax", format!("{family}_{log}softmax{count}"))
-        };
-        let named = |file: &str, name: String| (file.to_string(), name);
-        // A file each, of the same name
+        let packed = |family: &str, whole: bool| format!("{family}{}_{log}softmax", if whole { "" } else { "_any" });
         let fused = |group: &str, backward: bool, lines: FusedLines| {
             let of = match lines {
                 FusedLines::Packs => "",
@@ -63,67 +57,52 @@ impl Key {
                 FusedLines::Scores => "_scores",
                 FusedLines::ScoresWindow => "_scores_window",
             };
-            let name = format!("fused{}_{group}{of}", if backward { "_backward" } else { "" });
-            (name.clone(), name)
+            format!("fused{}_{group}{of}", if backward { "_backward" } else { "" })
         };
-        let (file, name) = match self.kernel {
-            Kernel::SafeRows => named("safe_softmax", format!("safe_{log}softmax_rows")),
-            Kernel::SafeShortRows => named("safe_softmax", format!("safe_{log}softmax_short_rows")),
-            Kernel::SafeColumns => named("safe_softmax", format!("safe_{log}softmax_columns")),
-            Kernel::OnlineRows => named("online_softmax", format!("online_{log}softmax_rows")),
-            Kernel::OnlineShortRows => named("online_softmax", format!("online_{log}softmax_short_rows")),
-            Kernel::OnlineColumns => named("online_softmax", format!("online_{log}softmax_columns")),
-            Kernel::Reduce => named("reduce_softmax", format!("reduce_{log}softmax")),
-            // Short lines of both kinds are in one file.
-            Kernel::Warp { count, whole } => named("warp_softmax", packed("warp", whole, Some(count)).1),
-            Kernel::Block { count: 64, whole: false } => packed("block_long", false, Some(64)),
-            Kernel::Block { count, whole } => packed("block", whole, Some(count)),
-            Kernel::Cluster { count: 128, whole } => packed("cluster_long", whole, Some(128)),
-            Kernel::Cluster { count, whole } => packed("cluster", whole, Some(count)),
-            Kernel::SplitStates { whole } => {
-                (packed("split", whole, None).0, format!("split{}_states", if whole { "" } else { "_any" }))
-            }
-            Kernel::SplitApply { whole } => packed("split", whole, None),
-            Kernel::Column { rows, whole } => packed("column", whole, Some(rows)),
-            Kernel::Strip(Strips::Narrow) => packed("strip", true, None),
-            Kernel::Strip(Strips::Wide) => packed("strip_wide", true, None),
-            Kernel::Strip(Strips::Any) => packed("strip", false, None),
-            Kernel::BackwardColumns => named("softmax_backward", "backward_columns".to_string()),
-            Kernel::BackwardReduce => named("softmax_backward", "backward_reduce".to_string()),
-            Kernel::BackwardWarp { count } => named("register_backward", format!("backward_warp_{count}")),
-            Kernel::BackwardBlock { count } => named("register_backward", format!("backward_block_{count}")),
-            Kernel::BackwardCluster { count } => named("cluster_backward", format!("backward_cluster_{count}")),
+        let name = match self.kernel {
+            Kernel::SafeRows => format!("safe_{log}softmax_rows"),
+            Kernel::SafeShortRows => format!("safe_{log}softmax_short_rows"),
+            Kernel::SafeColumns => format!("safe_{log}softmax_columns"),
+            Kernel::OnlineRows => format!("online_{log}softmax_rows"),
+            Kernel::OnlineShortRows => format!("online_{log}softmax_short_rows"),
+            Kernel::OnlineColumns => format!("online_{log}softmax_columns"),
+            Kernel::Reduce => format!("reduce_{log}softmax"),
+            Kernel::Warp { count, whole } => format!("{}_{count}", packed("warp", whole)),
+            Kernel::Block { count, whole } => format!("{}_{count}", packed("block", whole)),
+            Kernel::Cluster { count, whole } => format!("{}_{count}", packed("cluster", whole)),
+            Kernel::SplitStates { whole } => format!("split{}_states", if whole { "" } else { "_any" }),
+            Kernel::SplitApply { whole } => packed("split", whole),
+            Kernel::Column { rows, whole } => format!("{}_{rows}", packed("column", whole)),
+            Kernel::Strip(Strips::Narrow) => packed("strip", true),
+            Kernel::Strip(Strips::Wide) => packed("strip_wide", true),
+            Kernel::Strip(Strips::Any) => packed("strip", false),
+            Kernel::BackwardColumns => "backward_columns".into(),
+            Kernel::BackwardReduce => "backward_reduce".into(),
+            Kernel::BackwardWarp { count } => format!("backward_warp_{count}"),
+            Kernel::BackwardBlock { count } => format!("backward_block_{count}"),
+            Kernel::BackwardCluster { count } => format!("backward_cluster_{count}"),
             Kernel::FusedWarp { backward, lines } => fused("warp", backward, lines),
             Kernel::FusedBlock { backward, lines } => fused("block", backward, lines),
-            Kernel::FusedCluster => named("fused_cluster", "fused_cluster".to_string()),
-            Kernel::FusedReduce { backward: false } => named("fused_reduce", "fused_reduce".to_string()),
-            Kernel::FusedColumns { backward: false } => named("fused_reduce", "fused_columns".to_string()),
-            Kernel::FusedReduce { backward: true } => {
-                named("fused_backward_reduce", "fused_backward_reduce".to_string())
-            }
-            Kernel::FusedColumns { backward: true } => {
-                named("fused_backward_reduce", "fused_backward_columns".to_string())
-            }
-            Kernel::StatisticsRows => named("statistics", "statistics_rows".into()),
-            Kernel::StatisticsStrided => named("statistics", "statistics_strided".into()),
-            Kernel::LossBackwardRows => named("loss_backward", "loss_backward_rows".into()),
-            Kernel::LossBackwardShortRows => named("loss_backward", "loss_backward_short_rows".into()),
-            Kernel::LossBackwardColumns => named("loss_backward", "loss_backward_columns".into()),
-            Kernel::TopKRows => named("top_k", "top_k_rows".into()),
-            Kernel::TopKShortRows => named("top_k", "top_k_short_rows".into()),
+            Kernel::FusedCluster => "fused_cluster".into(),
+            Kernel::FusedReduce { backward: false } => "fused_reduce".into(),
+            Kernel::FusedColumns { backward: false } => "fused_columns".into(),
+            Kernel::FusedReduce { backward: true } => "fused_backward_reduce".into(),
+            Kernel::FusedColumns { backward: true } => "fused_backward_columns".into(),
+            Kernel::StatisticsRows => "statistics_rows".into(),
+            Kernel::StatisticsStrided => "statistics_strided".into(),
+            Kernel::LossBackwardRows => "loss_backward_rows".into(),
+            Kernel::LossBackwardShortRows => "loss_backward_short_rows".into(),
+            Kernel::LossBackwardColumns => "loss_backward_columns".into(),
+            Kernel::TopKRows => "top_k_rows".into(),
+            Kernel::TopKShortRows => "top_k_short_rows".into(),
         };
-        (file, format!("{name}_{}", self.dtype))
+        format!("{name}_{}", self.dtype)
     }
 
-    /// The module: that for Hopper where there is one and the device runs it.
-    fn module(&self, facts: DeviceFacts) -> Option<&'static Module> {
-        let output = match self.output {
-            _ if self.kernel.writes_any_output() => "",
-            Output::Probability => "_probability",
-            Output::LogProbability => "_log_probability",
-        };
+    /// The module of this name: that for Hopper where there is one and the device runs it.
+    fn module(&self, name: &str, facts: DeviceFacts) -> Option<&'static Module> {
         let find = |capability: u32| {
-            let name = format!("sm_{capability}/{}_{}{output}", self.names().0, self.dtype);
+            let name = format!("sm_{capability}/{name}");
             MODULES.iter().find(|module| module.name == name)
         };
         let hopper = if facts.compute_capability >= 90 { find(90) } else { None };
@@ -192,7 +171,8 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
     // The thread may have worked on another device last.
     context.bind_to_thread().w()?;
     let facts = facts(device)?;
-    let Some(described) = key.module(facts) else {
+    let name = key.name();
+    let Some(described) = key.module(&name, facts) else {
         candle_core::bail!("candle-softmax: no module was built for {key:?}")
     };
     let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
@@ -204,7 +184,7 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
             module
         }
     };
-    let function = module.load_function(&key.names().1).w()?;
+    let function = module.load_function(&name).w()?;
     if key.kernel.may_have_clusters() && facts.compute_capability >= 90 {
         let wide = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         function.set_attribute(wide, 1).w()?;
@@ -360,14 +340,13 @@ mod tests {
                         }
                         let key = Key { kernel, output, dtype };
                         let facts = DeviceFacts { compute_capability, multiprocessors: 1, forced: None };
+                        let kernel = key.name();
                         let &Module { name, group, start, end, waits } =
-                            key.module(facts).unwrap_or_else(|| panic!("no module for {key:?}"));
-                        let (ptx, kernel) = (&texts[group][start..end], key.names().1);
-                        let mut bodies = ptx.split(".entry ");
-                        let body = bodies.find(|body| body.strip_prefix(&kernel).is_some_and(|b| b.starts_with('(')));
-                        let body = body.unwrap_or_else(|| panic!("{name} has no {kernel}"));
-                        assert_eq!(body.contains("griddepcontrol.wait"), waits, "{name}: {kernel}");
-                        assert!(waits || !body.contains("griddepcontrol"), "{name}: {kernel}");
+                            key.module(&kernel, facts).unwrap_or_else(|| panic!("no module for {key:?}"));
+                        let ptx = &texts[group][start..end];
+                        assert!(ptx.contains(&format!("\n.visible .entry {kernel}(")), "{name} has no {kernel}");
+                        assert_eq!(ptx.contains("griddepcontrol.wait"), waits, "{name}");
+                        assert!(waits || !ptx.contains("griddepcontrol"), "{name}");
                         let target = ptx.lines().find_map(|line| line.strip_prefix(".target sm_"));
                         assert!(
                             target.is_some_and(|cap| cap.trim() <= compute_capability.to_string().as_str()),

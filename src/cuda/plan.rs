@@ -214,28 +214,6 @@ impl Kernel {
     pub fn may_have_clusters(self) -> bool {
         self.needs_clusters() || matches!(self, Kernel::Column { .. })
     }
-
-    /// Whether one kernel is for both probabilities and their logarithms, or for neither.
-    pub fn writes_any_output(self) -> bool {
-        use Kernel::*;
-        !matches!(
-            self,
-            SafeRows
-                | SafeShortRows
-                | SafeColumns
-                | OnlineRows
-                | OnlineShortRows
-                | OnlineColumns
-                | Reduce
-                | Warp { .. }
-                | Block { .. }
-                | Cluster { .. }
-                | SplitStates { .. }
-                | SplitApply { .. }
-                | Column { .. }
-                | Strip(_)
-        )
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
