@@ -88,7 +88,7 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
         let mut i = 0;
         // SAFETY of the block: `i` and what is written from there stay within `len`.
         unsafe {
-            if len >= ALIGN_FROM * count {
+            if len >= ALIGN_FROM {
                 // More than a vector where an address is such that no element is aligned.
                 let head = to.align_offset(count * size_of::<Self>());
                 if head < count && head > 0 {
@@ -107,8 +107,9 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     }
 }
 
-/// Vectors in a line from which on whole vectors are written to aligned addresses.
-const ALIGN_FROM: usize = 16;
+/// From this length on whole vectors of a line are written to aligned addresses: in shorter ones the part of a vector before
+/// them costs more.
+const ALIGN_FROM: usize = 256;
 
 macro_rules! real_element {
     ($real:ident, $Lanes:ident, $Keep:ident) => {

@@ -25,8 +25,9 @@ pub(crate) fn exp_f32<V: Lanes<Real = f32>>(x: V) -> V {
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // Minimax for the relative error (1.1e-7), but for the first two.
     const COEFFICIENTS: [f32; 5] = [0.041_890_334, 0.166_671_16, 0.499_992_3, 1.0, 1.0];
-    // Below, the result rounds to 0. A NaN passes.
-    let x = V::splat(-110.0).or_greater(x);
+    // Below −104 the result rounds to 0. Masked logits are, and a product that underflows would take a CPU many times as long:
+    // here n is −BIAS, and the power of two 0. A NaN passes.
+    let x = if V::ANY_POWER { x } else { V::splat(-BIAS_F32 * std::f32::consts::LN_2).or_greater(x) };
     let (n, shifted) = x.round_product(V::splat(std::f32::consts::LOG2_E), V::splat(ROUND_F32));
     let r = if V::FUSED {
         // Off by 1.9e-9 · n, for what ln 2 loses in f32.
@@ -67,7 +68,8 @@ pub(crate) fn exp_f64<V: Lanes<Real = f64>>(x: V) -> V {
         1.0,
         1.0,
     ];
-    let x = V::splat(-750.0).or_greater(x);
+    // As above; below −746 the result rounds to 0.
+    let x = if V::ANY_POWER { x } else { V::splat(-BIAS_F64 * std::f64::consts::LN_2).or_greater(x) };
     let (n, shifted) = x.round_product(V::splat(std::f64::consts::LOG2_E), V::splat(ROUND_F64));
     let r = n.mul_add(V::splat(-LN2_LOW), n.mul_add(V::splat(-LN2_HIGH), x));
     let mut p = V::splat(1.0 / 6_227_020_800.0);

@@ -31,10 +31,10 @@ const HELD: usize = 1 << 15;
 const TOGETHER: usize = 2048;
 /// No block has more elements.
 const MAX_BLOCK: usize = BLOCK_VECTORS * MAX_LANES;
-/// Lines of up to so many vectors are taken in batches, …
-const BATCH_VECTORS: usize = 4;
+/// Lines of up to so many elements are taken in batches, …
+const BATCH_LINE: usize = 64;
 /// … which are of so many elements at most.
-const BATCH: usize = BATCH_VECTORS * MAX_LANES * MAX_LANES;
+const BATCH: usize = BATCH_LINE * MAX_LANES;
 /// Batches in work: of one the logits are made, one is summed and one written.
 const IN_BATCHES: usize = 3;
 /// How many elements the memory system is to be ahead of them. Less than [`AHEAD`]: the first cache has to hold the batches, too.
@@ -71,14 +71,14 @@ impl<'a> Any<'a> {
     ///
     /// # Safety
     /// No other thread is using them.
-    unsafe fn fill(&self, start: usize, len: usize, x: f64) {
+    unsafe fn fill<S: Simd>(&self, start: usize, len: usize, x: f64) {
         // SAFETY: as promised by the caller.
         unsafe {
             match self {
-                Any::F16(to) => fill(to, start, len, f16::from_f64(x)),
-                Any::BF16(to) => fill(to, start, len, bf16::from_f64(x)),
-                Any::F32(to) => fill(to, start, len, x as f32),
-                Any::F64(to) => fill(to, start, len, x),
+                Any::F16(to) => fill::<S, _>(to, start, len, f16::from_f64(x)),
+                Any::BF16(to) => fill::<S, _>(to, start, len, bf16::from_f64(x)),
+                Any::F32(to) => fill::<S, _>(to, start, len, x as f32),
+                Any::F64(to) => fill::<S, _>(to, start, len, x),
             }
         }
     }
@@ -86,10 +86,14 @@ impl<'a> Any<'a> {
 
 /// # Safety
 /// No other thread is using the elements.
-unsafe fn fill<T: Copy>(to: &Elements<T>, start: usize, len: usize, x: T) {
+unsafe fn fill<S: Simd, T: Copy>(to: &Elements<T>, start: usize, len: usize, x: T) {
     let to = to.at(start, len);
-    // SAFETY: the elements are there.
-    (0..len).for_each(|i| unsafe { to.add(i).write(x) });
+    for first in (0..len).step_by(MAX_LANES) {
+        // Memory that is written is read first.
+        S::prefetch(to.wrapping_add(first + AHEAD));
+        // SAFETY: the elements are there.
+        (first..len.min(first + MAX_LANES)).for_each(|i| unsafe { to.add(i).write(x) });
+    }
 }
 
 /// What is computed in, from and to any dtype.
@@ -1059,7 +1063,7 @@ impl<T: Element> Rows<'_, T> {
     /// # Safety
     /// As of [`Pass::write`].
     #[inline(always)]
-    unsafe fn write_outside(
+    unsafe fn write_outside<S: Simd>(
         &self,
         place: &Place,
         range: &Range<usize>,
@@ -1077,8 +1081,8 @@ impl<T: Element> Rows<'_, T> {
         let x = x.into();
         // SAFETY: as promised by the caller.
         unsafe {
-            self.out.fill(place.scores + range.start, keys.start - range.start, x);
-            self.out.fill(place.scores + keys.end, range.end - keys.end, x);
+            self.out.fill::<S>(place.scores + range.start, keys.start - range.start, x);
+            self.out.fill::<S>(place.scores + keys.end, range.end - keys.end, x);
         }
     }
 
@@ -1166,7 +1170,7 @@ impl<T: Element> Rows<'_, T> {
         }
     }
 
-    /// Lines of few vectors are taken in batches, longer ones one by one: of those a batch leaves too little of the first cache.
+    /// Short lines are taken in batches, longer ones one by one: of those a batch leaves too little of the first cache.
     /// `logit(source, start, count)` makes a vector of logits.
     ///
     /// # Safety
@@ -1185,7 +1189,7 @@ impl<T: Element> Rows<'_, T> {
         };
         // SAFETY: as promised by the caller.
         unsafe {
-            if len <= BATCH_VECTORS * T::Lanes::<S>::COUNT {
+            if len <= BATCH_LINE {
                 self.in_batches::<S>(lines, len, out, logit)
             } else {
                 self.in_turns::<S>(lines, len, out, logit)
@@ -1254,7 +1258,7 @@ impl<T: Element> Rows<'_, T> {
             unsafe {
                 let mut keep = {
                     #[inline(always)]
-                    |line| keep_along(&self.call, lines.start + line, 0, len, &mut kept)
+                    |line| keep_along::<S, T>(&self.call, lines.start + line, 0, len, &mut kept)
                 };
                 sources.find::<S>(to_read);
                 if [to_read, to_sum, to_write] == [most; 3] {
@@ -1435,7 +1439,7 @@ impl<T: Element> Rows<'_, T> {
                     |line| {
                         let (max, sum) = (max[line % IN_WORK], sum[line % IN_WORK].sum_across());
                         let scale = if max == none && sum == zero { of_nothing } else { T::Real::ONE / sum * factor };
-                        let keep = keep_along(&self.call, lines.start + line, 0, len, &mut kept);
+                        let keep = keep_along::<S, T>(&self.call, lines.start + line, 0, len, &mut kept);
                         (line, out.at((lines.start + line) * len, len), scale, keep)
                     },
                 );
@@ -1644,10 +1648,10 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
         // SAFETY of the block: `z` has room for a block; the rest by the caller's promise.
         unsafe {
             let (max, scale) = self.call.scales(with_sink(*state, self.call.sink::<S>(place.sink)));
-            self.write_outside(&place, &range, &keys, (max, scale));
+            self.write_outside::<S>(&place, &range, &keys, (max, scale));
             for (start, len) in blocks::<T::Lanes<S>>(keys) {
                 self.call.logits_along::<S>(&place, start, len, z);
-                let keep = keep_along(&self.call, line, start, len, &mut kept);
+                let keep = keep_along::<S, T>(&self.call, line, start, len, &mut kept);
                 let last = Last { make: Make::Of(self.call.options.output, max, scale), keep };
                 T::Real::store_any::<S>(
                     &self.out,
@@ -1699,7 +1703,7 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
                     };
                     let nothing = max == T::Real::NEG_INFINITY && sum == T::Real::ZERO;
                     line.found = self.call.scales((!nothing).then(|| Normalizer::new(max, sum)));
-                    self.write_outside(&line.place, &(0..len), &line.keys, line.found);
+                    self.write_outside::<S>(&line.place, &(0..len), &line.keys, line.found);
                 }
                 let mut at = 0;
                 T::Real::store_any::<S>(
@@ -1718,7 +1722,7 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
                             output => Make::Of(output, max, scale),
                         };
                         let start = run.scores - line.place.scores;
-                        let keep = keep_along(&self.call, line.number, start, run.len, &mut kept);
+                        let keep = keep_along::<S, T>(&self.call, line.number, start, run.len, &mut kept);
                         Part { start: run.scores, len: run.len, from: run.z, last: Last { make, keep } }
                     },
                 );
@@ -1813,9 +1817,9 @@ impl<'a, T: Element> Side<'a, T> {
 
     /// Which elements are kept of the group of rows that `j` is one of: those of row `i` of the group in `kept[i]`.
     #[inline(always)]
-    fn keep(&self, j: usize, kept: &mut [[u8; ROW]; PER_COUNTER]) {
+    fn keep<S: Simd>(&self, j: usize, kept: &mut [[u8; ROW]; PER_COUNTER]) {
         if let Some(dropout) = self.call.options.dropout {
-            random::across(dropout, j / PER_COUNTER, self.line, self.strip.width, kept);
+            random::across::<S, ROW>(dropout, j / PER_COUNTER, self.line, self.strip.width, kept);
         }
     }
 
@@ -2017,7 +2021,8 @@ impl<T: Element> Columns<'_, T> {
         logit: impl Fn(&Origin<T>, usize, usize, usize) -> T::Lanes<S> + Copy,
     ) {
         let (call, stride, rows) = (&self.call, side.strip.stride, range.len());
-        let mut kept = [[0; ROW]; PER_COUNTER];
+        // Of two groups of rows: a CPU waits for bytes that it has only just written and reads in other portions.
+        let mut kept = [[[0; ROW]; PER_COUNTER]; 2];
         let origin = {
             #[inline(always)]
             |segment: &Segment| {
@@ -2058,11 +2063,14 @@ impl<T: Element> Columns<'_, T> {
                     let (start, len) = side.strip.span(&range);
                     let (out, dropout) = (out.at(start, len), call.options.dropout.is_some());
                     let mut first = 0;
+                    side.keep::<S>(range.start, &mut kept[range.start / PER_COUNTER % 2]);
                     while first < rows {
                         // Groups of rows whose dropout comes from the same counters.
                         let row = range.start + first;
                         let end = rows.min(first + PER_COUNTER - row % PER_COUNTER);
-                        side.keep(row, &mut kept);
+                        let group = row / PER_COUNTER;
+                        side.keep::<S>(row + PER_COUNTER, &mut kept[(group + 1) % 2]);
+                        let kept = &kept[group % 2];
                         for (segment, &of) in side.segments.iter().zip(&origins) {
                             let (max, scale) = (max[segment.at..].as_ptr(), scale[segment.at..].as_ptr());
                             for j in first..end {
@@ -2172,7 +2180,7 @@ impl<T: Element> Columns<'_, T> {
                 |i| {
                     let j = group.first + i;
                     if i == 0 || j % PER_COUNTER == 0 {
-                        side.keep(j, kept);
+                        side.keep::<S>(j, kept);
                     }
                     let last = Last { make, keep: side.kept(j, kept) };
                     Part { start: side.strip.row(j), len: side.strip.width, from: group.row(i), last }
@@ -2449,11 +2457,17 @@ impl<T: Element> Backward<'_, T> {
 
 /// The elements of a block that dropout keeps.
 #[inline(always)]
-fn keep_along<T: Element>(call: &Call<T>, line: usize, start: usize, len: usize, kept: &mut Kept) -> Option<*const u8> {
+fn keep_along<S: Simd, T: Element>(
+    call: &Call<T>,
+    line: usize,
+    start: usize,
+    len: usize,
+    kept: &mut Kept,
+) -> Option<*const u8> {
     call.options.dropout.map(
         #[inline(always)]
         |dropout| {
-            let at = random::along(dropout, line, start, len, kept);
+            let at = random::along::<S>(dropout, line, start, len, kept);
             kept[at..].as_ptr()
         },
     )
@@ -2480,7 +2494,7 @@ impl<T: Element> BackwardRows<'_, T> {
         let [reference, lowest, zero] = [reference, T::Real::LOWEST, T::Real::ZERO].map(T::Lanes::<S>::splat);
         let (mut sums, mut dots) = (CompensatedSum::zero(), CompensatedSum::zero());
         for run in runs {
-            let keep = keep_along(&self.0.call, line.number, run.scores - line.place.scores, run.len, kept);
+            let keep = keep_along::<S, T>(&self.0.call, line.number, run.scores - line.place.scores, run.len, kept);
             let mut dot = zero;
             // SAFETY: as promised by the caller.
             let sum = unsafe {
@@ -2523,7 +2537,7 @@ impl<S: Simd, T: Element> Pass<S> for BackwardRows<'_, T> {
         let log = call.is_log();
         let mut sums = Weighted::empty(!log);
         for (start, len) in blocks::<T::Lanes<S>>(call.keys(place.query, &range)) {
-            let keep = keep_along(call, line, start, len, &mut kept);
+            let keep = keep_along::<S, T>(call, line, start, len, &mut kept);
             // SAFETY of the block: `z` and `g` have room for a block; the rest by the caller's promise.
             unsafe {
                 let max = call.logits_along::<S>(&place, start, len, z);
@@ -2572,7 +2586,7 @@ impl<S: Simd, T: Element> Pass<S> for BackwardRows<'_, T> {
             self.0.write_outside(place.scores + range.start, keys.start - range.start);
             self.0.write_outside(place.scores + keys.end, range.end - keys.end);
             for (start, len) in blocks::<T::Lanes<S>>(keys) {
-                let keep = keep_along(call, line, start, len, &mut kept);
+                let keep = keep_along::<S, T>(call, line, start, len, &mut kept);
                 call.logits_along::<S>(&place, start, len, z);
                 self.0.load::<S>(
                     place.scores + start,
@@ -2678,7 +2692,7 @@ impl<T: Element> BackwardColumns<'_, T> {
                 side.logits::<S>(&z, &mut runs);
                 for (i, j) in z.numbers().enumerate() {
                     if i == 0 || j % PER_COUNTER == 0 {
-                        side.keep(j, &mut kept);
+                        side.keep::<S>(j, &mut kept);
                     }
                     self.0.load::<S>(
                         side.strip.row(j),

@@ -70,6 +70,8 @@ pub(crate) trait Pack: Copy {
 pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
     /// Whether [`mul_add`](Self::mul_add) rounds once.
     const FUSED: bool;
+    /// Whether [`ldexp`](Self::ldexp) takes any n, however small.
+    const ANY_POWER: bool;
 
     /// self · a + b
     fn mul_add(self, a: Self, b: Self) -> Self;
@@ -125,15 +127,99 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
     /// `keep` is valid for reads of `count` bytes.
     #[inline(always)]
     unsafe fn where_some_kept(self, keep: *const u8, count: usize, rest: Self::Real) -> Self {
-        // SAFETY: as promised by the caller; no vector has more lanes than `bytes` are.
+        // SAFETY: as promised by the caller; no vector has more lanes than there are bytes.
         unsafe {
             if count == Self::COUNT {
-                return self.where_kept(keep, rest);
+                self.where_kept(keep, rest)
+            } else {
+                self.where_kept(some_bytes(keep, count).as_ptr(), rest)
             }
-            let mut bytes = [0; MAX_LANES];
-            std::ptr::copy_nonoverlapping(keep, bytes.as_mut_ptr(), count);
-            self.where_kept(bytes.as_ptr(), rest)
         }
+    }
+}
+
+/// The first `count` bytes, at most 16, and 0 in the others. Two reads that overlap: a copy of so few would be a call, around
+/// which no vector stays in its register.
+///
+/// # Safety
+/// `from` is valid for reads of `count` bytes.
+#[inline(always)]
+pub(super) unsafe fn some_bytes(from: *const u8, count: usize) -> [u8; 16] {
+    // SAFETY: both are in the `count` bytes.
+    let ends = |size: usize| unsafe { (from, from.add(count - size), 8 * (count - size)) };
+    // SAFETY of the block: bytes are read that are there, by the caller's promise.
+    let bits = unsafe {
+        match count {
+            0 => 0,
+            1 => u128::from(*from),
+            2..4 => {
+                let (first, last, shift) = ends(2);
+                let read = |from: *const u8| u128::from(u16::from_le(from.cast::<u16>().read_unaligned()));
+                read(first) | read(last) << shift
+            }
+            4..8 => {
+                let (first, last, shift) = ends(4);
+                let read = |from: *const u8| u128::from(u32::from_le(from.cast::<u32>().read_unaligned()));
+                read(first) | read(last) << shift
+            }
+            _ => {
+                let (first, last, shift) = ends(8);
+                let read = |from: *const u8| u128::from(u64::from_le(from.cast::<u64>().read_unaligned()));
+                read(first) | read(last) << shift
+            }
+        }
+    };
+    bits.to_le_bytes()
+}
+
+/// Eight numbers of 64 bits.
+pub(crate) trait Words: Copy {
+    fn of(words: [u64; 8]) -> Self;
+    fn to_array(self) -> [u64; 8];
+
+    /// The whole products of the lower halves and `factor`.
+    fn products(self, factor: u32) -> Self;
+    fn xor(self, other: Self) -> Self;
+    fn upper_halves(self) -> Self;
+
+    /// The lower halves, under those of `upper`.
+    fn with_upper_halves(self, upper: Self) -> Self;
+
+    /// For each whether the 16 bits from bit `shift` on are at least `threshold`: 1, or 0.
+    #[inline(always)]
+    fn at_least(self, shift: u32, threshold: u32) -> [u8; 8] {
+        let mut bytes = [0; 8];
+        for (byte, word) in bytes.iter_mut().zip(self.to_array()) {
+            *byte = u8::from(word >> shift & 0xffff >= u64::from(threshold));
+        }
+        bytes
+    }
+}
+
+impl Words for [u64; 8] {
+    #[inline(always)]
+    fn of(words: [u64; 8]) -> Self {
+        words
+    }
+    #[inline(always)]
+    fn to_array(self) -> [u64; 8] {
+        self
+    }
+    #[inline(always)]
+    fn products(self, factor: u32) -> Self {
+        self.map(|word| (word & 0xffff_ffff) * u64::from(factor))
+    }
+    #[inline(always)]
+    fn xor(self, other: Self) -> Self {
+        from_fn(|i| self[i] ^ other[i])
+    }
+    #[inline(always)]
+    fn upper_halves(self) -> Self {
+        self.map(|word| word >> 32)
+    }
+    #[inline(always)]
+    fn with_upper_halves(self, upper: Self) -> Self {
+        from_fn(|i| self[i] & 0xffff_ffff | upper[i] << 32)
     }
 }
 
@@ -262,6 +348,7 @@ macro_rules! portable_lanes {
 
         impl<const N: usize> Lanes for Array<$real, N> {
             const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+            const ANY_POWER: bool = false;
 
             #[inline(always)]
             fn mul_add(self, a: Self, b: Self) -> Self {
@@ -319,3 +406,19 @@ macro_rules! portable_lanes {
 }
 portable_lanes!(f32, exp_f32, tanh_f32, UNBIAS_F32);
 portable_lanes!(f64, exp_f64, tanh_f64, UNBIAS_F64);
+
+#[cfg(test)]
+mod tests {
+    use super::some_bytes;
+
+    #[test]
+    fn some_bytes_are_those_there_are() {
+        for count in 0..=16 {
+            let bytes: Vec<u8> = (1..=count as u8).collect();
+            let mut padded = bytes.clone();
+            padded.resize(16, 0);
+            // SAFETY: as many bytes are there.
+            assert_eq!(unsafe { some_bytes(bytes.as_ptr(), count) }.as_slice(), padded);
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Which vector instructions there are, found out at run time.
 
-use super::lanes::{Array, Lanes, Pack};
+use super::lanes::{Array, Lanes, Pack, Words};
 use half::{bf16, f16};
 use std::sync::OnceLock;
 
@@ -10,6 +10,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     type F64: Lanes<Real = f64>;
     /// As many as `F32` has lanes: f16s or bf16s in memory.
     type U16: Pack<Item = u16>;
+    type Words: Words;
 
     fn f16_to_f32(x: Self::U16) -> Self::F32;
     fn f32_to_f16(x: Self::F32) -> Self::U16;
@@ -34,6 +35,7 @@ impl Simd for Portable {
     type F32 = Array<f32, 8>;
     type F64 = Array<f64, 4>;
     type U16 = Array<u16, 8>;
+    type Words = [u64; 8];
 
     #[inline(always)]
     fn f16_to_f32(x: Self::U16) -> Self::F32 {
