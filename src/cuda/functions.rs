@@ -98,16 +98,16 @@ impl Key {
         };
         format!("{name}_{}", self.dtype)
     }
+}
 
-    /// The module of this name: that for Hopper where there is one and the device runs it.
-    fn module(&self, name: &str, facts: DeviceFacts) -> Option<&'static Module> {
-        let find = |capability: u32| {
-            let name = format!("sm_{capability}/{name}");
-            MODULES.iter().find(|module| module.name == name)
-        };
-        let hopper = if facts.compute_capability >= 90 { find(90) } else { None };
-        hopper.or_else(|| find(75))
-    }
+/// The module of the kernel of this name: that for Hopper where there is one and the device runs it.
+fn module(kernel: &str, facts: DeviceFacts) -> Option<&'static Module> {
+    let find = |capability: u32| {
+        let name = format!("sm_{capability}/{kernel}");
+        MODULES.iter().find(|module| module.name == name)
+    };
+    let hopper = if facts.compute_capability >= 90 { find(90) } else { None };
+    hopper.or_else(|| find(75))
 }
 
 /// Keyed by the device's ordinal, since all of candle's devices of one ordinal share its primary context.
@@ -172,7 +172,7 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
     context.bind_to_thread().w()?;
     let facts = facts(device)?;
     let name = key.name();
-    let Some(described) = key.module(&name, facts) else {
+    let Some(described) = module(&name, facts) else {
         candle_core::bail!("candle-softmax: no module was built for {key:?}")
     };
     let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
@@ -342,7 +342,7 @@ mod tests {
                         let facts = DeviceFacts { compute_capability, multiprocessors: 1, forced: None };
                         let kernel = key.name();
                         let &Module { name, group, start, end, waits } =
-                            key.module(&kernel, facts).unwrap_or_else(|| panic!("no module for {key:?}"));
+                            module(&kernel, facts).unwrap_or_else(|| panic!("no module for {key:?}"));
                         let ptx = &texts[group][start..end];
                         assert!(ptx.contains(&format!("\n.visible .entry {kernel}(")), "{name} has no {kernel}");
                         assert_eq!(ptx.contains("griddepcontrol.wait"), waits, "{name}");
