@@ -97,7 +97,7 @@ mod cuda {
         std::env::set_var("CUDA_COMPUTE_CAP", "75");
         let out_dir = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
         let root = std::env::current_dir().expect("cargo sets the folder");
-        // By source: what is compiled from one is much alike, and is compressed together.
+        // By source, variants with it: what is much alike is compressed together.
         let mut groups = BTreeMap::<String, Vec<(usize, PathBuf)>>::new();
         for capability in [75, 90] {
             let folder = empty_folder(out_dir.join(format!("sm_{capability}")));
@@ -108,6 +108,8 @@ mod cuda {
             let chosen = of_each_output.chain(of_any_output).filter(|(kernel, _)| kernel.0 == capability);
             for ((_, source, dtypes), output) in chosen {
                 let stem = Path::new(source).file_name().and_then(|name| name.to_str()).expect("a file's name");
+                let group =
+                    ["_any", "_scores", "_wide", "_window"].iter().fold(stem.to_string(), |s, of| s.replace(of, ""));
                 for dtype in *dtypes {
                     let name = format!("{stem}_{dtype}{output}");
                     let path = folder.join(format!("{name}.cu"));
@@ -120,7 +122,7 @@ mod cuda {
                     std::fs::write(&path, text).expect("OUT_DIR can be written to");
                     sources.push(path);
                     let text = (capability, folder.join(format!("{name}.ptx")));
-                    groups.entry(stem.to_string()).or_default().push(text);
+                    groups.entry(group.clone()).or_default().push(text);
                 }
             }
             build(&toolkit, capability, folder, sources);
