@@ -153,9 +153,10 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
                 for j in 0..rows {
                     S::prefetch(src.wrapping_add(i + (j + ROWS) * strip.stride));
                     // SAFETY: the rows are there, and the instructions by the caller's promise.
-                    sum = sum + (unsafe { read::<S, T>(src, i + j * strip.stride, count) } - reference).exp();
+                    let shifted = unsafe { read::<S, T>(src, i + j * strip.stride, count) } - reference;
+                    sum = sum + shifted.scaled_exp();
                 }
-                state.add(sum);
+                state.add(sum * T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE));
             },
         );
         states
@@ -171,7 +172,7 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
         let strip = Strip::new(unit, self.0.lines);
         let max = flat(states.iter().map(|state| state.finish().max));
         let mut scale = flat(states.iter().map(|state| state.finish().sum));
-        scale.iter_mut().for_each(|sum| *sum = self.0.output.scale(*sum));
+        scale.iter_mut().for_each(|sum| *sum = self.0.output.scale::<T::Lanes<S>>(*sum));
         for j in range {
             let (src, out) = (self.0.src.at(strip.row(j), strip.width), self.0.out.at(strip.row(j), strip.width));
             // SAFETY of the block: the elements are there, and `max` and `scale` are a vector longer than the row; the rest

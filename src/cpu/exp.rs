@@ -10,17 +10,23 @@ use crate::state::Real;
 pub(crate) const MAX_EXP: f32 = 40.0;
 
 // Adding ROUND = 1.5 · 2²³ + BIAS leaves n + BIAS in the low bits. Shifted up, they are the float 2ⁿ · 2^(BIAS − 127), which
-// with a bias greater than the format's 127 is not subnormal for any n there is; the product of it and exp(r) is multiplied
-// by UNBIAS last, so that it is rounded once where it is subnormal, and nothing is flushed to zero.
+// with a bias greater than the format's 127 is not subnormal for any n there is. The product of it and exp(r) is multiplied
+// by 2^(127 − BIAS) last, or by a factor that has it in it, so that what is subnormal is rounded once, and not flushed to 0.
 const BIAS_F32: f32 = 127.0 + 64.0;
 const ROUND_F32: f32 = 12_582_912.0 + BIAS_F32;
 /// 2⁻⁶⁴
-pub(super) const UNBIAS_F32: f32 = 1.0 / 18_446_744_073_709_551_616.0;
+pub(super) const UNSCALE_F32: f32 = 1.0 / 18_446_744_073_709_551_616.0;
 
 /// exp(x) for x up to [`MAX_EXP`], within a relative 2.4e-7 + 3e-9·|x|. exp(0) is 1, no x < 0 gives more, and NaN gives
 /// NaN.
 #[inline(always)]
 pub(crate) fn exp_f32<V: Lanes<Real = f32>>(x: V) -> V {
+    scaled_exp_f32(x) * V::splat(V::UNSCALE)
+}
+
+/// [`Lanes::scaled_exp`]: exp(x) / [`UNSCALE`](Lanes::UNSCALE), which is never subnormal.
+#[inline(always)]
+pub(super) fn scaled_exp_f32<V: Lanes<Real = f32>>(x: V) -> V {
     const LN2_HIGH: f32 = 355.0 / 512.0;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // Minimax for the relative error (1.1e-7), but for the first two.
@@ -46,11 +52,17 @@ pub(crate) fn exp_f32<V: Lanes<Real = f32>>(x: V) -> V {
 const BIAS_F64: f64 = 1023.0 + 512.0;
 const ROUND_F64: f64 = 6_755_399_441_055_744.0 + BIAS_F64;
 /// 2⁻⁵¹²
-pub(super) const UNBIAS_F64: f64 = f64::from_bits((1023 - 512) << 52);
+pub(super) const UNSCALE_F64: f64 = f64::from_bits((1023 - 512) << 52);
 
 /// As [`exp_f32`], but within 2 ulp: a Taylor polynomial long enough to stay under the rounding error.
 #[inline(always)]
 pub(crate) fn exp_f64<V: Lanes<Real = f64>>(x: V) -> V {
+    scaled_exp_f64(x) * V::splat(V::UNSCALE)
+}
+
+/// As [`scaled_exp_f32`].
+#[inline(always)]
+pub(super) fn scaled_exp_f64<V: Lanes<Real = f64>>(x: V) -> V {
     const LN2_HIGH: f64 = 6.931_471_803_691_238e-1;
     const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
     const COEFFICIENTS: [f64; 13] = [

@@ -5,7 +5,7 @@
 
 use super::columns::{flat, merged, Strip, ROWS, WIDTH};
 use super::exp::tanh_slope;
-use super::lanes::{fold, Lanes, Pack, MAX_LANES};
+use super::lanes::{sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use super::level::{Level, Simd, Task};
 use super::memory::{filled, Elements, Unfilled};
 use super::random::{self, PER_COUNTER};
@@ -20,7 +20,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Result, WithDType};
 use half::{bf16, f16};
 use std::mem::MaybeUninit;
-use std::ops::{Add, Range};
+use std::ops::Range;
 
 const NAME: &str = "fused-softmax";
 
@@ -128,7 +128,7 @@ pub(crate) struct Last<R> {
 
 #[derive(Clone, Copy)]
 enum Make<R> {
-    /// Exponentials become probabilities.
+    /// Scaled exponentials become probabilities.
     Scaled(R),
     /// Logits become results, with what [`Call::scales`] gives.
     Of(Output, R, R),
@@ -586,10 +586,10 @@ impl<T: Element> Call<'_, T> {
 
     /// What the logits of a line become results with: its maximum, and what [`Output::of`] takes beside it. `None` is a line
     /// of nothing: those become 0, −∞ or NaN.
-    fn scales(&self, found: Option<Normalizer<T::Real>>) -> (T::Real, T::Real) {
+    fn scales<V: Lanes<Real = T::Real>>(&self, found: Option<Normalizer<T::Real>>) -> (T::Real, T::Real) {
         match found {
             Some(line) => {
-                let scale = self.options.output.scale(line.sum);
+                let scale = self.options.output.scale::<V>(line.sum);
                 match self.options.dropout {
                     Some(dropout) => (line.max, scale * T::Real::nearest(dropout.kept_scale())),
                     None => (line.max, scale),
@@ -641,7 +641,8 @@ unsafe fn logits_of<S: Simd, T: Element, F: Fn(T::Lanes<S>, usize, usize) -> T::
     }
 }
 
-/// Σ exp(z − reference) of at most a block, in whole vectors, each of which `keep(start, exponentials)` sees.
+/// Σ exp(z − reference) of at most a block, in whole vectors, each of which `keep(start, exponentials)` sees
+/// [scaled](Lanes::scaled_exp).
 ///
 /// # Safety
 /// The CPU has the instructions of `V`, and `z` is valid for reads of `len` elements and up to a whole vector.
@@ -653,19 +654,17 @@ unsafe fn exp_sum<V: Lanes>(
     mut keep: impl FnMut(usize, V),
 ) -> V::Real {
     let reference = V::splat(reference);
-    fold(
+    let sum = sum_of_long_terms(
         len.next_multiple_of(V::COUNT),
-        V::splat(V::Real::ZERO),
         #[inline(always)]
-        |sum, i, _| {
+        |i, _| {
             // SAFETY: as promised by the caller.
-            let exp = (unsafe { V::load(z.add(i)) } - reference).exp();
+            let exp = (unsafe { V::load(z.add(i)) } - reference).scaled_exp();
             keep(i, exp);
-            sum + exp
+            exp
         },
-        V::add,
-    )
-    .sum_across()
+    );
+    sum.sum_across() * V::UNSCALE
 }
 
 /// Adds the sink, if there is one, and finishes the line.
@@ -832,7 +831,7 @@ fn first_lanes<V: Lanes>(count: usize, logits: V) -> V {
     }
 }
 
-/// Σ exp(logit − reference) of a line in a vector; the exponentials take the logits' place.
+/// Σ exp(logit − reference) of a line in a vector; the [scaled](Lanes::scaled_exp) exponentials take the logits' place.
 /// `meanwhile(start, count)` is called for each vector.
 ///
 /// # Safety
@@ -850,7 +849,7 @@ unsafe fn line_sum<S: Simd, T: Element>(
         |i: usize, count| {
             // SAFETY: as promised by the caller.
             let exp = unsafe {
-                let exp = (T::Lanes::<S>::load(z.add(i)) - reference).exp();
+                let exp = (T::Lanes::<S>::load(z.add(i)) - reference).scaled_exp();
                 exp.store(z.add(i));
                 exp
             };
@@ -869,14 +868,14 @@ unsafe fn line_sum<S: Simd, T: Element>(
         sum = sum + term(i, lanes.min(len - i));
         i += lanes;
     }
-    sum
+    sum * T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE)
 }
 
 /// What writes the results of a line, vector by vector.
 ///
 /// # Safety
-/// The CPU has the instructions of `S`, the line's exponentials are at `z`, `to` is valid for writes of the line, `keep` for
-/// reads of a byte for each and a vector more, and the function answered is called for vectors in a line.
+/// The CPU has the instructions of `S`, the line's scaled exponentials are at `z`, `to` is valid for writes of the line, `keep`
+/// for reads of a byte for each and a vector more, and the function answered is called for vectors in a line.
 #[inline(always)]
 unsafe fn line_results<S: Simd, T: Element>(
     z: *const T::Real,
@@ -913,7 +912,7 @@ struct Batch<'a, S: Simd, T: Element> {
     /// … and their sinks.
     sink: T::Lanes<S>,
     sums: [T::Lanes<S>; MAX_LANES],
-    /// Of the lines to be written: what exponentials are multiplied with.
+    /// Of the lines to be written: what scaled exponentials are multiplied with.
     scales: [T::Real; MAX_LANES],
     factor: T::Lanes<S>,
     of_nothing: T::Lanes<S>,
@@ -935,8 +934,8 @@ impl<'a, S: Simd, T: Element> Batch<'a, S, T> {
             sink: T::Lanes::<S>::splat(none),
             sums: [T::Lanes::<S>::splat(zero); MAX_LANES],
             scales: [zero; MAX_LANES],
-            factor: T::Lanes::<S>::splat(T::Real::nearest(factor)),
-            of_nothing: T::Lanes::<S>::splat(call.scales(None).1),
+            factor: T::Lanes::<S>::splat(T::Real::nearest(factor) * T::Lanes::<S>::UNSCALE),
+            of_nothing: T::Lanes::<S>::splat(call.scales::<T::Lanes<S>>(None).1),
         }
     }
 
@@ -977,7 +976,7 @@ impl<'a, S: Simd, T: Element> Batch<'a, S, T> {
 
 /// Lines in work, by their number from the first of them.
 struct InTurns<R> {
-    /// The logits, then the exponentials of the last `ring` lines, `room` apart; a power of two.
+    /// The logits, then the scaled exponentials of the last `ring` lines, `room` apart; a power of two.
     held: *mut R,
     ring: usize,
     room: usize,
@@ -992,8 +991,8 @@ impl<R: Real> InTurns<R> {
         self.held.wrapping_add((line & (self.ring - 1)) * self.room)
     }
 
-    /// Σ exp(logit − max) of the line in a vector, whose terms take the logits' place. `meanwhile(start, count)` is called for
-    /// each vector of a line.
+    /// Σ exp(logit − max) of the line in a vector, whose scaled terms take the logits' place. `meanwhile(start, count)` is
+    /// called for each vector of a line.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`, and the logits of the line are there, from the scores `xs` on.
@@ -1008,30 +1007,29 @@ impl<R: Real> InTurns<R> {
         let held = self.held(line);
         // Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
         let reference = T::Lanes::<S>::splat(max.or_greater(R::LOWEST));
-        fold(
+        let sum = sum_of_long_terms(
             self.len,
-            T::Lanes::<S>::splat(R::ZERO),
             #[inline(always)]
-            |sum, i, count| {
+            |i, count| {
                 S::prefetch(xs.wrapping_add(self.ahead + i));
                 // SAFETY: as promised by the caller; all vectors are whole.
                 let exp = unsafe {
-                    let exp = (T::Lanes::<S>::load(held.add(i)) - reference).exp();
+                    let exp = (T::Lanes::<S>::load(held.add(i)) - reference).scaled_exp();
                     exp.store(held.add(i));
                     exp
                 };
                 meanwhile(i, count);
-                sum + exp
+                exp
             },
-            T::Lanes::<S>::add,
-        )
+        );
+        sum * T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE)
     }
 
     /// What writes the results of a line, vector by vector.
     ///
     /// # Safety
-    /// The CPU has the instructions of `S`, the line's exponentials are there, `to` is valid for writes of the line, `keep` for
-    /// reads of a byte for each and a vector more, and the function answered is called for vectors in a line.
+    /// The CPU has the instructions of `S`, the line's scaled exponentials are there, `to` is valid for writes of the line,
+    /// `keep` for reads of a byte for each and a vector more, and the function answered is called for vectors in a line.
     #[inline(always)]
     unsafe fn results<S: Simd, T: Element<Real = R>>(
         &self,
@@ -1415,7 +1413,8 @@ impl<T: Element> Rows<'_, T> {
         };
         let (steps, count) = (self.call.steps_along(), lines.len());
         let factor = self.call.options.dropout.map_or(T::Real::ONE, |dropout| T::Real::nearest(dropout.kept_scale()));
-        let (_, of_nothing) = self.call.scales(None);
+        let factor = factor * T::Lanes::<S>::UNSCALE;
+        let (_, of_nothing) = self.call.scales::<T::Lanes<S>>(None);
         let mut kept = [0; random::room(MAX_BLOCK)];
         let mut places = self.call.geometry.places(lines.start);
         let windows = Windows::of(&self.call, len);
@@ -1647,7 +1646,7 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
         let z = z.0.as_mut_ptr().cast::<T::Real>();
         // SAFETY of the block: `z` has room for a block; the rest by the caller's promise.
         unsafe {
-            let (max, scale) = self.call.scales(with_sink(*state, self.call.sink::<S>(place.sink)));
+            let (max, scale) = self.call.scales::<T::Lanes<S>>(with_sink(*state, self.call.sink::<S>(place.sink)));
             self.write_outside::<S>(&place, &range, &keys, (max, scale));
             for (start, len) in blocks::<T::Lanes<S>>(keys) {
                 self.call.logits_along::<S>(&place, start, len, z);
@@ -1702,7 +1701,7 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
                         None => sum,
                     };
                     let nothing = max == T::Real::NEG_INFINITY && sum == T::Real::ZERO;
-                    line.found = self.call.scales((!nothing).then(|| Normalizer::new(max, sum)));
+                    line.found = self.call.scales::<T::Lanes<S>>((!nothing).then(|| Normalizer::new(max, sum)));
                     self.write_outside::<S>(&line.place, &(0..len), &line.keys, line.found);
                 }
                 let mut at = 0;
@@ -2069,7 +2068,9 @@ impl<T: Element> Columns<'_, T> {
                         let row = range.start + first;
                         let end = rows.min(first + PER_COUNTER - row % PER_COUNTER);
                         let group = row / PER_COUNTER;
-                        side.keep::<S>(row + PER_COUNTER, &mut kept[(group + 1) % 2]);
+                        if end < rows {
+                            side.keep::<S>(range.start + end, &mut kept[(group + 1) % 2]);
+                        }
                         let kept = &kept[group % 2];
                         for (segment, &of) in side.segments.iter().zip(&origins) {
                             let (max, scale) = (max[segment.at..].as_ptr(), scale[segment.at..].as_ptr());
@@ -2083,7 +2084,8 @@ impl<T: Element> Columns<'_, T> {
                                         S::prefetch(to.wrapping_add(AHEAD_TO_WRITE * stride + i));
                                         S::prefetch(xs.wrapping_add(AHEAD_TO_WRITE * stride + i));
                                         let z = logit(&of, j, i, count);
-                                        (z - T::Lanes::<S>::load(max.add(i))).exp() * T::Lanes::<S>::load(scale.add(i))
+                                        let exp = (z - T::Lanes::<S>::load(max.add(i))).scaled_exp();
+                                        exp * T::Lanes::<S>::load(scale.add(i))
                                     }
                                 };
                                 // A loop of its own for each.
@@ -2153,7 +2155,7 @@ impl<T: Element> Columns<'_, T> {
         // SAFETY: as promised by the caller.
         for (i, sink) in unsafe { side.sinks::<S>() }.into_iter().enumerate() {
             let state = SoftmaxState::from_parts(max[i], scale[i]);
-            (max[i], scale[i]) = side.call.scales(with_sink(state, sink));
+            (max[i], scale[i]) = side.call.scales::<T::Lanes<S>>(with_sink(state, sink));
         }
         [max, scale]
     }
@@ -2218,9 +2220,9 @@ unsafe fn group_states<S: Simd, T: Element>(
             }
             let reference = state.grow(max);
             for &z in z.iter().take(rows) {
-                sum = sum + (z - reference).exp();
+                sum = sum + (z - reference).scaled_exp();
             }
-            state.add(sum);
+            state.add(sum * T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE));
         },
     );
 }

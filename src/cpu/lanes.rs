@@ -1,6 +1,6 @@
 //! Vectors of numbers, and the portable ones among them.
 
-use super::exp::{exp_f32, exp_f64, tanh_f32, tanh_f64, UNBIAS_F32, UNBIAS_F64};
+use super::exp::{exp_f32, exp_f64, scaled_exp_f32, scaled_exp_f64, tanh_f32, tanh_f64, UNSCALE_F32, UNSCALE_F64};
 use crate::state::{Number, Real};
 use std::array::from_fn;
 use std::ops::{Add, Div, Mul, Sub};
@@ -72,6 +72,13 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
     const FUSED: bool;
     /// Whether [`ldexp`](Self::ldexp) takes any n, however small.
     const ANY_POWER: bool;
+    /// A power of two: what [`scaled_exp`](Self::scaled_exp) is to be multiplied by.
+    const UNSCALE: Self::Real;
+    /// Whether the registers suffice for loops over four vectors at a time that do several things.
+    const UNROLLED: bool;
+
+    /// exp(x) / [`UNSCALE`](Self::UNSCALE), for who has a factor to put that into.
+    fn scaled_exp(self) -> Self;
 
     /// self · a + b
     fn mul_add(self, a: Self, b: Self) -> Self;
@@ -84,8 +91,8 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
         (shifted - round, shifted)
     }
 
-    /// self · 2ⁿ, rounded once, for what [`round_product`](Self::round_product) gave with the `ROUND` of
-    /// [`exp`](super::exp).
+    /// self · 2ⁿ / [`UNSCALE`](Self::UNSCALE), rounded once, for what [`round_product`](Self::round_product) gave with the
+    /// `ROUND` of [`exp`](super::exp).
     fn ldexp(self, n: Self, shifted: Self) -> Self;
 
     /// The first `count` lanes, and `rest` in the others.
@@ -260,6 +267,36 @@ pub(crate) fn fold<V: Lanes>(
     join(join(a, b), join(c, d))
 }
 
+/// The sum of `term(start, count)` over vectors as in [`fold`], for terms that take many registers. Where there are few it is
+/// one term after the other, in parts as long as what one of [`fold`]'s accumulators adds of a block.
+#[inline(always)]
+pub(super) fn sum_of_long_terms<V: Lanes>(len: usize, mut term: impl FnMut(usize, usize) -> V) -> V {
+    let zero = V::splat(V::Real::ZERO);
+    if V::UNROLLED {
+        return fold(
+            len,
+            zero,
+            #[inline(always)]
+            |sum, i, count| sum + term(i, count),
+            V::add,
+        );
+    }
+    let (mut sum, mut i) = (zero, 0);
+    while i < len {
+        let (mut part, end) = (zero, len.min(i + 16 * V::COUNT));
+        while i + V::COUNT <= end {
+            part = part + term(i, V::COUNT);
+            i += V::COUNT;
+        }
+        if i < end {
+            part = part + term(i, end - i);
+            i = end;
+        }
+        sum = sum + part;
+    }
+    sum
+}
+
 /// Items without vector instructions of our own. Loops over a few lanes become what vectors the target has for sure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Array<T, const N: usize>(pub [T; N]);
@@ -312,7 +349,7 @@ operator!(Mul, mul);
 operator!(Div, div);
 
 macro_rules! portable_lanes {
-    ($real:ident, $exp:ident, $tanh:ident, $unbias:ident) => {
+    ($real:ident, $exp:ident, $scaled_exp:ident, $unscale:expr, $tanh:ident) => {
         impl<const N: usize> Number for Array<$real, N> {
             type Real = $real;
 
@@ -349,7 +386,13 @@ macro_rules! portable_lanes {
         impl<const N: usize> Lanes for Array<$real, N> {
             const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
             const ANY_POWER: bool = false;
+            const UNSCALE: $real = $unscale;
+            const UNROLLED: bool = false;
 
+            #[inline(always)]
+            fn scaled_exp(self) -> Self {
+                $scaled_exp(self)
+            }
             #[inline(always)]
             fn mul_add(self, a: Self, b: Self) -> Self {
                 if Self::FUSED {
@@ -362,7 +405,7 @@ macro_rules! portable_lanes {
             fn ldexp(self, _: Self, shifted: Self) -> Self {
                 const MANTISSA: u32 = $real::MANTISSA_DIGITS - 1;
                 let power = Self(shifted.0.map(|x| $real::from_bits(x.to_bits() << MANTISSA)));
-                self * power * Self::splat($unbias)
+                self * power
             }
             #[inline(always)]
             fn keep(self, count: usize, rest: $real) -> Self {
@@ -404,8 +447,8 @@ macro_rules! portable_lanes {
         }
     };
 }
-portable_lanes!(f32, exp_f32, tanh_f32, UNBIAS_F32);
-portable_lanes!(f64, exp_f64, tanh_f64, UNBIAS_F64);
+portable_lanes!(f32, exp_f32, scaled_exp_f32, UNSCALE_F32, tanh_f32);
+portable_lanes!(f64, exp_f64, scaled_exp_f64, UNSCALE_F64, tanh_f64);
 
 #[cfg(test)]
 mod tests {

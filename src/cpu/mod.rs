@@ -31,6 +31,7 @@ pub(crate) use top_k::top_k;
 use crate::lines::Lines;
 use crate::op::{Output, Schedule};
 use crate::state::{Number, Real};
+use lanes::Lanes;
 use level::{Level, Simd, Task};
 use memory::{filled, Elements};
 use rayon::prelude::*;
@@ -86,18 +87,18 @@ pub(crate) fn softmax_backward<T: Element>(y: &[T], g: &[T], lines: Lines, outpu
 impl Output {
     /// What [`of`](Self::of) needs of Σ exp(x − max).
     #[inline(always)]
-    fn scale<R: Real>(self, sum: R) -> R {
+    fn scale<V: Lanes>(self, sum: V::Real) -> V::Real {
         match self {
-            Output::Probability => R::ONE / sum,
+            Output::Probability => V::UNSCALE / sum,
             Output::LogProbability => sum.ln(),
         }
     }
 
     /// The result for x − max.
     #[inline(always)]
-    fn of<V: Number>(self, shifted: V, scale: V) -> V {
+    fn of<V: Lanes>(self, shifted: V, scale: V) -> V {
         match self {
-            Output::Probability => shifted.exp() * scale,
+            Output::Probability => shifted.scaled_exp() * scale,
             Output::LogProbability => shifted - scale,
         }
     }

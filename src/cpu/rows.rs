@@ -1,7 +1,7 @@
 //! Lines along the last dimension: each is contiguous.
 
 use super::element::Keep;
-use super::lanes::{fold, Lanes, Pack};
+use super::lanes::{fold, sum_of_long_terms, Lanes, Pack};
 use super::level::Simd;
 use super::{Element, Pass};
 use crate::op::{Output, Schedule};
@@ -86,8 +86,8 @@ fn sum_of_blocks<V: Lanes>(len: usize, mut f: impl FnMut(usize, usize) -> V::Rea
     }
 }
 
-/// Σ exp(x − reference), for at most a block; `keep(start, count, exponentials)` sees its terms. Meanwhile the elements
-/// `ahead` of these are asked for, so that memory and arithmetic take turns in neither's time.
+/// Σ exp(x − reference), for at most a block; `keep(start, count, exponentials)` sees its terms, [scaled](Lanes::scaled_exp).
+/// Meanwhile the elements `ahead` of these are asked for, so that memory and arithmetic take turns in neither's time.
 ///
 /// # Safety
 /// The CPU has the instructions of `S`, and `xs` is valid for reads of `len` elements.
@@ -100,17 +100,18 @@ pub(super) unsafe fn exp_sum<S: Simd, T: Element>(
     mut keep: impl FnMut(usize, usize, T::Lanes<S>),
 ) -> T::Real {
     let reference = T::Lanes::<S>::splat(reference);
-    sum_of(
+    let sum = sum_of(
         len,
         #[inline(always)]
         |i, count| {
             S::prefetch(xs.wrapping_add(ahead + i));
             // SAFETY: as promised by the caller.
-            let exp = (unsafe { T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY) } - reference).exp();
+            let exp = (unsafe { T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY) } - reference).scaled_exp();
             keep(i, count, exp);
             exp
         },
-    )
+    );
+    sum * T::Lanes::<S>::UNSCALE
 }
 
 /// Aligned so that no vector in it lies in two cache lines.
@@ -163,7 +164,7 @@ impl<T: Element> Softmax<'_, T> {
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self, xs: *const T, out: *mut T, len: usize, line: Normalizer<T::Real>) {
         let max = T::Lanes::<S>::splat(line.max);
-        let scale = T::Lanes::<S>::splat(self.0.output.scale(line.sum));
+        let scale = T::Lanes::<S>::splat(self.0.output.scale::<T::Lanes<S>>(line.sum));
         // SAFETY: as promised by the caller.
         unsafe {
             T::write::<S>(
@@ -250,7 +251,7 @@ impl<T: Element> Softmax<'_, T> {
         }
     }
 
-    /// A line that keeps its exponentials in `kept`, each block's relative to the reference it had.
+    /// A line that keeps its scaled exponentials in `kept`, each block's relative to the reference it had.
     ///
     /// # Safety
     /// As of [`Pass::whole`], with `len` ≤ [`KEPT_IN_OUTPUT`] and `kept` valid for reads and writes of `len` elements, which
@@ -283,7 +284,7 @@ impl<T: Element> Softmax<'_, T> {
                     (T::Lanes::<S>::get(kept.add(i), count) * factor * factor).put(kept.add(i), count);
                 }
             }
-            let scale = T::Lanes::<S>::splat(T::Real::ONE / state.sum());
+            let scale = T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE / state.sum());
             let one = T::Lanes::<S>::splat(T::Real::ONE);
             T::write::<S>(
                 out,
@@ -303,7 +304,7 @@ impl<T: Element> Softmax<'_, T> {
 struct Short<T: Element> {
     src: *const T,
     out: *mut T,
-    /// The exponentials of the last `ring` lines that were summed, `kept_len` apart; a power of two.
+    /// The scaled exponentials of the last `ring` lines that were summed, `kept_len` apart; a power of two.
     kept: *mut T::Real,
     len: usize,
     kept_len: usize,
@@ -331,23 +332,26 @@ impl<T: Element> Short<T> {
         // SAFETY of the block: as promised by the caller.
         unsafe {
             let (xs, kept) = (self.src.add(line * self.len), self.kept(line));
+            let reference = T::Lanes::<S>::splat(max);
             sum_of_blocks::<T::Lanes<S>>(
                 self.len,
                 #[inline(always)]
                 |start, len| {
-                    exp_sum::<S, T>(
-                        xs.add(start),
+                    let sum = sum_of_long_terms(
                         len,
-                        max,
-                        self.ahead,
                         #[inline(always)]
-                        |i, count, exp| {
+                        |i, count| {
+                            let i = start + i;
+                            S::prefetch(xs.wrapping_add(self.ahead + i));
+                            let exp = (T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY) - reference).scaled_exp();
                             if self.output == Output::Probability {
-                                exp.store(kept.add(start + i));
+                                exp.store(kept.add(i));
                             }
-                            meanwhile(start + i, count);
+                            meanwhile(i, count);
+                            exp
                         },
-                    )
+                    );
+                    sum.sum_across() * T::Lanes::<S>::UNSCALE
                 },
             )
         }
@@ -362,7 +366,7 @@ impl<T: Element> Short<T> {
     unsafe fn results<S: Simd>(&self, line: usize, found: Normalizer<T::Real>) -> impl FnMut(usize, usize) {
         let output = self.output;
         let max = T::Lanes::<S>::splat(found.max);
-        let scale = T::Lanes::<S>::splat(output.scale(found.sum));
+        let scale = T::Lanes::<S>::splat(output.scale::<T::Lanes<S>>(found.sum));
         // SAFETY of the block: as promised by the caller.
         unsafe {
             let (xs, exps) = (self.src.add(line * self.len), self.kept(line));

@@ -3,7 +3,7 @@
 //! The wrappers are safe to name but made of instructions that not every CPU has; they are reached by way of
 //! [`Level`](super::level::Level) only, which has asked the CPU.
 
-use super::exp::{exp_f32, exp_f64, tanh_f32, tanh_f64, UNBIAS_F32, UNBIAS_F64};
+use super::exp::{exp_f32, exp_f64, scaled_exp_f32, scaled_exp_f64, tanh_f32, tanh_f64, UNSCALE_F32, UNSCALE_F64};
 use super::lanes::{of_each, some_bytes, Lanes, Pack, Words};
 use super::level::Simd;
 use crate::state::Number;
@@ -216,7 +216,13 @@ pack!(
 impl Lanes for F32x8 {
     const FUSED: bool = true;
     const ANY_POWER: bool = false;
+    const UNSCALE: f32 = UNSCALE_F32;
+    const UNROLLED: bool = false;
 
+    #[inline(always)]
+    fn scaled_exp(self) -> Self {
+        scaled_exp_f32(self)
+    }
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
         Self(unsafe { _mm256_fmadd_ps(self.0, a.0, b.0) })
@@ -224,7 +230,7 @@ impl Lanes for F32x8 {
     #[inline(always)]
     fn ldexp(self, _: Self, shifted: Self) -> Self {
         let power = unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(shifted.0))) };
-        self * Self(power) * Self::splat(UNBIAS_F32)
+        self * Self(power)
     }
     #[inline(always)]
     fn keep(self, count: usize, rest: f32) -> Self {
@@ -271,7 +277,13 @@ impl Lanes for F32x8 {
 impl Lanes for F64x4 {
     const FUSED: bool = true;
     const ANY_POWER: bool = false;
+    const UNSCALE: f64 = UNSCALE_F64;
+    const UNROLLED: bool = false;
 
+    #[inline(always)]
+    fn scaled_exp(self) -> Self {
+        scaled_exp_f64(self)
+    }
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
         Self(unsafe { _mm256_fmadd_pd(self.0, a.0, b.0) })
@@ -279,7 +291,7 @@ impl Lanes for F64x4 {
     #[inline(always)]
     fn ldexp(self, _: Self, shifted: Self) -> Self {
         let power = unsafe { _mm256_castsi256_pd(_mm256_slli_epi64::<52>(_mm256_castpd_si256(shifted.0))) };
-        self * Self(power) * Self::splat(UNBIAS_F64)
+        self * Self(power)
     }
     #[inline(always)]
     fn keep(self, count: usize, rest: f64) -> Self {
@@ -326,7 +338,13 @@ const ROUND_TO_WHOLE: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 impl Lanes for F32x16 {
     const FUSED: bool = true;
     const ANY_POWER: bool = true;
+    const UNSCALE: f32 = 1.0;
+    const UNROLLED: bool = true;
 
+    #[inline(always)]
+    fn scaled_exp(self) -> Self {
+        scaled_exp_f32(self)
+    }
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
         Self(unsafe { _mm512_fmadd_ps(self.0, a.0, b.0) })
@@ -435,7 +453,13 @@ fn quarters_joined(a: F32x16, b: F32x16, join: impl Fn(F32x16, F32x16) -> F32x16
 impl Lanes for F64x8 {
     const FUSED: bool = true;
     const ANY_POWER: bool = true;
+    const UNSCALE: f64 = 1.0;
+    const UNROLLED: bool = true;
 
+    #[inline(always)]
+    fn scaled_exp(self) -> Self {
+        scaled_exp_f64(self)
+    }
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
         Self(unsafe { _mm512_fmadd_pd(self.0, a.0, b.0) })
