@@ -144,7 +144,8 @@ impl Softmax {
     }
 
     /// Leaves out the keys behind each query's own position, `window(usize::MAX, 0)`; together with a
-    /// [`window`](Self::window), what is in both takes part. Scores that are left out are not read.
+    /// [`window`](Self::window), what is in both takes part. Scores that are left out do not count, and of long lines they are
+    /// not read.
     pub fn causal(mut self) -> Self {
         self.causal = true;
         self
@@ -152,7 +153,8 @@ impl Softmax {
 
     /// Leaves out all but `before` keys before and `after` keys after each query's own position (`usize::MAX`: no limit). The
     /// last two dimensions are queries and keys, aligned at the end: query i is at position i + (keys − queries). So the scores
-    /// have rank 2 or more, and the softmax is along the last dimension. Scores that are left out are not read.
+    /// have rank 2 or more, and the softmax is along the last dimension. Scores that are left out do not count, and of long
+    /// lines they are not read.
     ///
     /// ```
     /// use candle_core::{DType, Device, Tensor};

@@ -360,6 +360,29 @@ fn each_option_at_each_length() -> Result<()> {
     Ok(())
 }
 
+/// Lines of about a block, whose windows are masks or, where narrow, runs of what is read.
+#[test]
+fn windows_in_lines_of_a_block() -> Result<()> {
+    for (i, len) in [257, 400, 512, 1000].into_iter().enumerate() {
+        for dtype in DTYPES {
+            let seed = i as u64;
+            let shape = [2, 2, 40, len];
+            let plain = Case { scale: 0.7, ..Case::new(make(&shape, 3.0, seed, dtype)?) };
+            let sinks = Some(make(&[2], 2.0, seed + 1, dtype)?);
+            let bias = Some(make(&[2, 40, len], 2.0, seed + 2, dtype)?);
+            let keep = Some(mask(&[2, 1, 1, len], seed + 3)?);
+            for window in [None, Some((len / 2, 3)), Some((len / 4, 0)), Some((len / 8, 0)), Some((2, usize::MAX))] {
+                let plain = Case { causal: window.is_none(), window, ..plain.clone() };
+                check(&plain)?;
+                check(&Case { sinks: sinks.clone(), dropout: Some((0.3, seed)), ..plain.clone() })?;
+                check(&Case { bias: bias.clone(), ..plain.clone() })?;
+                check(&Case { mask: keep.clone(), softcap: Some(4.0), ..plain })?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Half precision of such lengths as is held as it lies in memory, in windows that begin and end anywhere.
 #[test]
 fn long_lines_of_half_precision() -> Result<()> {
