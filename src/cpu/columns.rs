@@ -156,7 +156,7 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
                     let shifted = unsafe { read::<S, T>(src, i + j * strip.stride, count) } - reference;
                     sum = sum + shifted.scaled_exp();
                 }
-                state.add(sum * T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE));
+                state.add(sum.unscaled());
             },
         );
         states

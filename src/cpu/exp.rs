@@ -1,6 +1,8 @@
 //! The exponential, once for vectors of any kind.
 //!
-//! exp(x) = 2ⁿ · exp(r) with n = round(x / ln 2) and r = x − n·ln 2 in ±0.35, where exp(r) is a polynomial.
+//! exp(x) = 2^(n/N) · exp(r) with n = round(x · N / ln 2) and r = x − n · ln 2 / N in ±0.35 / N, where exp(r) is a polynomial, the
+//! shorter the greater N is. 2^(n/N) is made of n's bits, and of a table of N powers where the lanes of a register or two can be
+//! one (P. T. P. Tang, Table-driven implementation of the exponential function in IEEE floating-point arithmetic, 1989).
 
 use super::lanes::Lanes;
 use crate::state::Real;
@@ -9,19 +11,39 @@ use crate::state::Real;
 #[cfg(test)]
 pub(crate) const MAX_EXP: f32 = 40.0;
 
-// Adding ROUND = 1.5 · 2²³ + BIAS leaves n + BIAS in the low bits. Shifted up, they are the float 2ⁿ · 2^(BIAS − 127), which
-// with a bias greater than the format's 127 is not subnormal for any n there is. The product of it and exp(r) is multiplied
-// by 2^(127 − BIAS) last, or by a factor that has it in it, so that what is subnormal is rounded once, and not flushed to 0.
+// Adding ROUND = 1.5 · 2²³ + BIAS · N leaves n + BIAS · N in the low bits. Shifted up, their whole part is the float
+// 2ⁿ · 2^(BIAS − 127), which with a bias greater than the format's 127 is not subnormal for any n there is. What is made of it
+// is multiplied by 2^(127 − BIAS) last, or by a factor that has it in it, so that what is subnormal is rounded once, and not
+// flushed to 0.
 const BIAS_F32: f32 = 127.0 + 64.0;
-const ROUND_F32: f32 = 12_582_912.0 + BIAS_F32;
 /// 2⁻⁶⁴
 pub(super) const UNSCALE_F32: f32 = 1.0 / 18_446_744_073_709_551_616.0;
+
+/// The mantissas of 2^(i/32).
+const MANTISSAS: [u32; 32] = [
+    0x00_0000, 0x02_cd87, 0x05_aac3, 0x08_980f, 0x0b_95c2, 0x0e_a43a, 0x11_c3d3, 0x14_f4f0, 0x18_37f0, 0x1b_8d3a,
+    0x1e_f532, 0x22_7043, 0x25_fed7, 0x29_a15b, 0x2d_583f, 0x31_23f6, 0x35_04f3, 0x38_fbaf, 0x3d_08a4, 0x41_2c4d,
+    0x45_672a, 0x49_b9be, 0x4e_248c, 0x52_a81e, 0x57_44fd, 0x5b_fbb8, 0x60_ccdf, 0x65_b907, 0x6a_c0c7, 0x6f_e4ba,
+    0x75_257d, 0x7a_83b3,
+];
+
+/// What the low bits of [`Lanes::power`], shifted up, are added to where the lowest of them are i: the mantissa of 2^(i/N),
+/// less these bits.
+pub(super) const fn powers<const N: usize>() -> [u32; N] {
+    let mut powers = [0; N];
+    let mut i = 0;
+    while i < N {
+        powers[i] = MANTISSAS[i * MANTISSAS.len() / N].wrapping_sub((i << (23 - N.ilog2())) as u32);
+        i += 1;
+    }
+    powers
+}
 
 /// exp(x) for x up to [`MAX_EXP`], within a relative 2.4e-7 + 3e-9·|x|. exp(0) is 1, no x < 0 gives more, and NaN gives
 /// NaN.
 #[inline(always)]
 pub(crate) fn exp_f32<V: Lanes<Real = f32>>(x: V) -> V {
-    scaled_exp_f32(x) * V::splat(V::UNSCALE)
+    scaled_exp_f32(x).unscaled()
 }
 
 /// [`Lanes::scaled_exp`]: exp(x) / [`UNSCALE`](Lanes::UNSCALE), which is never subnormal.
@@ -29,24 +51,40 @@ pub(crate) fn exp_f32<V: Lanes<Real = f32>>(x: V) -> V {
 pub(super) fn scaled_exp_f32<V: Lanes<Real = f32>>(x: V) -> V {
     const LN2_HIGH: f32 = 355.0 / 512.0;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Minimax for the relative error (1.1e-7), but for the first two.
-    const COEFFICIENTS: [f32; 5] = [0.041_890_334, 0.166_671_16, 0.499_992_3, 1.0, 1.0];
+    let steps = V::STEPS as f32;
     // Below −104 the result rounds to 0. Masked logits are, and a product that underflows would take a CPU many times as long:
-    // here n is −BIAS, and the power of two 0. A NaN passes.
-    let x = if V::ANY_POWER { x } else { V::splat(-BIAS_F32 * std::f32::consts::LN_2).or_greater(x) };
-    let (n, shifted) = x.round_product(V::splat(std::f32::consts::LOG2_E), V::splat(ROUND_F32));
+    // here n is −BIAS · N, and the power 0. A NaN passes.
+    let x = V::splat(-BIAS_F32 * std::f32::consts::LN_2).or_greater(x);
+    let round = V::splat(12_582_912.0 + BIAS_F32 * steps);
+    let shifted = x.mul_add(V::splat(std::f32::consts::LOG2_E * steps), round);
+    let n = shifted - round;
     let r = if V::FUSED {
-        // Off by 1.9e-9 · n, for what ln 2 loses in f32.
-        n.mul_add(V::splat(-std::f32::consts::LN_2), x)
+        // Off by 1.9e-9 · n / N, for what ln 2 loses in f32.
+        n.mul_add(V::splat(-std::f32::consts::LN_2 / steps), x)
     } else {
         // n times the short part is exact (Cody & Waite).
-        n.mul_add(V::splat(-LN2_LOW), n.mul_add(V::splat(-LN2_HIGH), x))
+        n.mul_add(V::splat(-LN2_LOW / steps), n.mul_add(V::splat(-LN2_HIGH / steps), x))
     };
-    let mut p = V::splat(0.008_312_502);
-    for c in COEFFICIENTS {
-        p = p.mul_add(r, V::splat(c));
-    }
-    p.ldexp(n, shifted)
+    // (exp(r) − 1) / r, minimax for the relative error of exp(r).
+    const { assert!(matches!(V::STEPS, 1 | 8 | 32)) };
+    let slope = match V::STEPS {
+        // 1.1e-7
+        1 => polynomial(r, [0.008_312_502, 0.041_890_334, 0.166_671_16, 0.499_992_3, 1.0]),
+        // 2.6e-8
+        8 => polynomial(r, [0.166_668_86, 0.500_064_6, 1.0]),
+        // 5.3e-8
+        _ => polynomial(r, [0.499_999_97, 1.000_014_7]),
+    };
+    let power = shifted.power();
+    (power * r).mul_add(slope, power)
+}
+
+/// The coefficients are those of the highest power first.
+#[inline(always)]
+fn polynomial<V: Lanes, const N: usize>(x: V, coefficients: [V::Real; N]) -> V {
+    let mut coefficients = coefficients.into_iter().map(V::splat);
+    let first = coefficients.next().unwrap_or(V::splat(V::Real::ZERO));
+    coefficients.fold(first, |sum, next| sum.mul_add(x, next))
 }
 
 const BIAS_F64: f64 = 1023.0 + 512.0;
@@ -57,15 +95,16 @@ pub(super) const UNSCALE_F64: f64 = f64::from_bits((1023 - 512) << 52);
 /// As [`exp_f32`], but within 2 ulp: a Taylor polynomial long enough to stay under the rounding error.
 #[inline(always)]
 pub(crate) fn exp_f64<V: Lanes<Real = f64>>(x: V) -> V {
-    scaled_exp_f64(x) * V::splat(V::UNSCALE)
+    scaled_exp_f64(x).unscaled()
 }
 
-/// As [`scaled_exp_f32`].
+/// As [`scaled_exp_f32`]; N is 1.
 #[inline(always)]
 pub(super) fn scaled_exp_f64<V: Lanes<Real = f64>>(x: V) -> V {
     const LN2_HIGH: f64 = 6.931_471_803_691_238e-1;
     const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
     const COEFFICIENTS: [f64; 13] = [
+        1.0 / 6_227_020_800.0,
         1.0 / 479_001_600.0,
         1.0 / 39_916_800.0,
         1.0 / 3_628_800.0,
@@ -78,17 +117,14 @@ pub(super) fn scaled_exp_f64<V: Lanes<Real = f64>>(x: V) -> V {
         1.0 / 6.0,
         0.5,
         1.0,
-        1.0,
     ];
     // As above; below −746 the result rounds to 0.
-    let x = if V::ANY_POWER { x } else { V::splat(-BIAS_F64 * std::f64::consts::LN_2).or_greater(x) };
-    let (n, shifted) = x.round_product(V::splat(std::f64::consts::LOG2_E), V::splat(ROUND_F64));
+    let x = V::splat(-BIAS_F64 * std::f64::consts::LN_2).or_greater(x);
+    let shifted = x.mul_add(V::splat(std::f64::consts::LOG2_E), V::splat(ROUND_F64));
+    let n = shifted - V::splat(ROUND_F64);
     let r = n.mul_add(V::splat(-LN2_LOW), n.mul_add(V::splat(-LN2_HIGH), x));
-    let mut p = V::splat(1.0 / 6_227_020_800.0);
-    for c in COEFFICIENTS {
-        p = p.mul_add(r, V::splat(c));
-    }
-    p.ldexp(n, shifted)
+    let power = shifted.power();
+    (power * r).mul_add(polynomial(r, COEFFICIENTS), power)
 }
 
 /// Up to this |x| tanh is x plus a correction; above, it is 1 − 2 / (exp(2|x|) + 1), where nothing cancels.
@@ -118,12 +154,8 @@ fn with_large_tanh<V: Lanes>(x: V, small: V) -> V {
 /// tanh within 2 ulp; NaN for NaN. The polynomial for small x is Cephes' (Moshier).
 #[inline(always)]
 pub(crate) fn tanh_f32<V: Lanes<Real = f32>>(x: V) -> V {
-    const COEFFICIENTS: [f32; 4] = [0.020_639_088, -0.053_739_715, 0.133_314_42, -0.333_332_8];
     let square = x * x;
-    let mut p = V::splat(-0.005_704_988_7);
-    for c in COEFFICIENTS {
-        p = p.mul_add(square, V::splat(c));
-    }
+    let p = polynomial(square, [-0.005_704_988_7, 0.020_639_088, -0.053_739_715, 0.133_314_42, -0.333_332_8]);
     with_large_tanh(x, p.mul_add(square * x, x))
 }
 

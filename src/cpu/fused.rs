@@ -873,7 +873,7 @@ unsafe fn line_sum<S: Simd, T: Element>(
         sum = sum + term(i, lanes.min(len - i));
         i += lanes;
     }
-    sum * T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE)
+    sum.unscaled()
 }
 
 /// What writes the results of a line, vector by vector.
@@ -1027,7 +1027,7 @@ impl<R: Real> InTurns<R> {
                 exp
             },
         );
-        sum * T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE)
+        sum.unscaled()
     }
 
     /// What writes the results of a line, vector by vector.
@@ -2227,7 +2227,7 @@ unsafe fn group_states<S: Simd, T: Element>(
             for &z in z.iter().take(rows) {
                 sum = sum + (z - reference).scaled_exp();
             }
-            state.add(sum * T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE));
+            state.add(sum.unscaled());
         },
     );
 }

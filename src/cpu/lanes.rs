@@ -70,8 +70,8 @@ pub(crate) trait Pack: Copy {
 pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
     /// Whether [`mul_add`](Self::mul_add) rounds once.
     const FUSED: bool;
-    /// Whether [`ldexp`](Self::ldexp) takes any n, however small.
-    const ANY_POWER: bool;
+    /// Parts of a power of two that [`power`](Self::power) knows.
+    const STEPS: u32;
     /// A power of two: what [`scaled_exp`](Self::scaled_exp) is to be multiplied by.
     const UNSCALE: Self::Real;
     /// Whether the registers suffice for loops over four vectors at a time that do several things.
@@ -80,20 +80,18 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
     /// exp(x) / [`UNSCALE`](Self::UNSCALE), for who has a factor to put that into.
     fn scaled_exp(self) -> Self;
 
+    /// What is made of [`scaled_exp`](Self::scaled_exp) without a factor of its own.
+    #[inline(always)]
+    fn unscaled(self) -> Self {
+        self * Self::splat(Self::UNSCALE)
+    }
+
     /// self · a + b
     fn mul_add(self, a: Self, b: Self) -> Self;
 
-    /// n, the product self · a to the nearest whole number (of two as near, either), and with it what
-    /// [`ldexp`](Self::ldexp) may need: n in the low bits of `n + round`, a number whose neighbours are 1 apart.
-    #[inline(always)]
-    fn round_product(self, a: Self, round: Self) -> (Self, Self) {
-        let shifted = self.mul_add(a, round);
-        (shifted - round, shifted)
-    }
-
-    /// self · 2ⁿ / [`UNSCALE`](Self::UNSCALE), rounded once, for what [`round_product`](Self::round_product) gave with the
-    /// `ROUND` of [`exp`](super::exp).
-    fn ldexp(self, n: Self, shifted: Self) -> Self;
+    /// 2^(n / [`STEPS`](Self::STEPS)) / [`UNSCALE`](Self::UNSCALE) for the n that is in the low bits with [`exp`](super::exp)'s
+    /// bias.
+    fn power(self) -> Self;
 
     /// The first `count` lanes, and `rest` in the others.
     fn keep(self, count: usize, rest: Self::Real) -> Self;
@@ -385,7 +383,7 @@ macro_rules! portable_lanes {
 
         impl<const N: usize> Lanes for Array<$real, N> {
             const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
-            const ANY_POWER: bool = false;
+            const STEPS: u32 = 1;
             const UNSCALE: $real = $unscale;
             const UNROLLED: bool = false;
 
@@ -402,10 +400,9 @@ macro_rules! portable_lanes {
                 }
             }
             #[inline(always)]
-            fn ldexp(self, _: Self, shifted: Self) -> Self {
+            fn power(self) -> Self {
                 const MANTISSA: u32 = $real::MANTISSA_DIGITS - 1;
-                let power = Self(shifted.0.map(|x| $real::from_bits(x.to_bits() << MANTISSA)));
-                self * power
+                Self(self.0.map(|x| $real::from_bits(x.to_bits() << MANTISSA)))
             }
             #[inline(always)]
             fn keep(self, count: usize, rest: $real) -> Self {

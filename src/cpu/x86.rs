@@ -3,7 +3,9 @@
 //! The wrappers are safe to name but made of instructions that not every CPU has; they are reached by way of
 //! [`Level`](super::level::Level) only, which has asked the CPU.
 
-use super::exp::{exp_f32, exp_f64, scaled_exp_f32, scaled_exp_f64, tanh_f32, tanh_f64, UNSCALE_F32, UNSCALE_F64};
+use super::exp::{
+    exp_f32, exp_f64, powers, scaled_exp_f32, scaled_exp_f64, tanh_f32, tanh_f64, UNSCALE_F32, UNSCALE_F64,
+};
 use super::lanes::{of_each, some_bytes, Lanes, Pack, Words};
 use super::level::Simd;
 use crate::state::Number;
@@ -215,7 +217,7 @@ pack!(
 
 impl Lanes for F32x8 {
     const FUSED: bool = true;
-    const ANY_POWER: bool = false;
+    const STEPS: u32 = 8;
     const UNSCALE: f32 = UNSCALE_F32;
     const UNROLLED: bool = false;
 
@@ -228,9 +230,14 @@ impl Lanes for F32x8 {
         Self(unsafe { _mm256_fmadd_ps(self.0, a.0, b.0) })
     }
     #[inline(always)]
-    fn ldexp(self, _: Self, shifted: Self) -> Self {
-        let power = unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(shifted.0))) };
-        self * Self(power)
+    fn power(self) -> Self {
+        static POWERS: [u32; 8] = powers();
+        unsafe {
+            let bits = _mm256_castps_si256(self.0);
+            // Of the bits that are to choose a lane it takes the lowest.
+            let mantissa = _mm256_permutevar8x32_epi32(_mm256_loadu_si256(POWERS.as_ptr().cast()), bits);
+            Self(_mm256_castsi256_ps(_mm256_add_epi32(mantissa, _mm256_slli_epi32::<20>(bits))))
+        }
     }
     #[inline(always)]
     fn keep(self, count: usize, rest: f32) -> Self {
@@ -276,7 +283,7 @@ impl Lanes for F32x8 {
 
 impl Lanes for F64x4 {
     const FUSED: bool = true;
-    const ANY_POWER: bool = false;
+    const STEPS: u32 = 1;
     const UNSCALE: f64 = UNSCALE_F64;
     const UNROLLED: bool = false;
 
@@ -289,9 +296,8 @@ impl Lanes for F64x4 {
         Self(unsafe { _mm256_fmadd_pd(self.0, a.0, b.0) })
     }
     #[inline(always)]
-    fn ldexp(self, _: Self, shifted: Self) -> Self {
-        let power = unsafe { _mm256_castsi256_pd(_mm256_slli_epi64::<52>(_mm256_castpd_si256(shifted.0))) };
-        self * Self(power)
+    fn power(self) -> Self {
+        Self(unsafe { _mm256_castsi256_pd(_mm256_slli_epi64::<52>(_mm256_castpd_si256(self.0))) })
     }
     #[inline(always)]
     fn keep(self, count: usize, rest: f64) -> Self {
@@ -333,12 +339,10 @@ impl Lanes for F64x4 {
     }
 }
 
-const ROUND_TO_WHOLE: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-
 impl Lanes for F32x16 {
     const FUSED: bool = true;
-    const ANY_POWER: bool = true;
-    const UNSCALE: f32 = 1.0;
+    const STEPS: u32 = 32;
+    const UNSCALE: f32 = UNSCALE_F32;
     const UNROLLED: bool = true;
 
     #[inline(always)]
@@ -350,17 +354,14 @@ impl Lanes for F32x16 {
         Self(unsafe { _mm512_fmadd_ps(self.0, a.0, b.0) })
     }
     #[inline(always)]
-    fn round_product(self, a: Self, _: Self) -> (Self, Self) {
-        // One instruction that no other waits for, where adding and subtracting are two.
-        let n = Self(unsafe { _mm512_roundscale_ps::<ROUND_TO_WHOLE>((self * a).0) });
-        (n, n)
-    }
-    #[inline(always)]
-    fn ldexp(self, n: Self, _: Self) -> Self {
+    fn power(self) -> Self {
+        static POWERS: [u32; 32] = powers();
         unsafe {
-            // Of less the product is 0. Where it is not taken it cannot underflow, which takes Intel's CPUs 100 cycles.
-            let some = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(n.0, _mm512_set1_ps(-150.0));
-            Self(_mm512_maskz_scalef_ps(some, self.0, n.0))
+            let bits = _mm512_castps_si512(self.0);
+            let [first, second] = [0, 16].map(|i| _mm512_loadu_si512(POWERS[i..].as_ptr().cast()));
+            // Of the bits that are to choose a lane it takes the lowest.
+            let mantissa = _mm512_permutex2var_epi32(first, bits, second);
+            Self(_mm512_castsi512_ps(_mm512_add_epi32(mantissa, _mm512_slli_epi32::<18>(bits))))
         }
     }
     #[inline(always)]
@@ -452,8 +453,8 @@ fn quarters_joined(a: F32x16, b: F32x16, join: impl Fn(F32x16, F32x16) -> F32x16
 
 impl Lanes for F64x8 {
     const FUSED: bool = true;
-    const ANY_POWER: bool = true;
-    const UNSCALE: f64 = 1.0;
+    const STEPS: u32 = 1;
+    const UNSCALE: f64 = UNSCALE_F64;
     const UNROLLED: bool = true;
 
     #[inline(always)]
@@ -465,18 +466,8 @@ impl Lanes for F64x8 {
         Self(unsafe { _mm512_fmadd_pd(self.0, a.0, b.0) })
     }
     #[inline(always)]
-    fn round_product(self, a: Self, _: Self) -> (Self, Self) {
-        // One instruction that no other waits for, where adding and subtracting are two.
-        let n = Self(unsafe { _mm512_roundscale_pd::<ROUND_TO_WHOLE>((self * a).0) });
-        (n, n)
-    }
-    #[inline(always)]
-    fn ldexp(self, n: Self, _: Self) -> Self {
-        unsafe {
-            // As above.
-            let some = _mm512_cmp_pd_mask::<_CMP_NLT_UQ>(n.0, _mm512_set1_pd(-1075.0));
-            Self(_mm512_maskz_scalef_pd(some, self.0, n.0))
-        }
+    fn power(self) -> Self {
+        Self(unsafe { _mm512_castsi512_pd(_mm512_slli_epi64::<52>(_mm512_castpd_si512(self.0))) })
     }
     #[inline(always)]
     fn keep(self, count: usize, rest: f64) -> Self {

@@ -139,9 +139,10 @@ fn upstream_gradients_of_any_layout() -> Result<()> {
         for (found, exact) in values(grads.get(&xs).unwrap())?.iter().zip(oracle) {
             assert!((found - exact).abs() < 1e-6, "{found} for {exact}");
         }
-        // It arrives as a broadcast scalar; probabilities sum to a constant.
+        // It arrives as a broadcast scalar; probabilities sum to a constant, but for the roundings of their sum, its inverse
+        // and the products.
         let grads = ys.sum_all()?.backward()?;
-        assert!(values(grads.get(&xs).unwrap())?.iter().all(|grad| grad.abs() < 1e-7));
+        assert!(values(grads.get(&xs).unwrap())?.iter().all(|grad| grad.abs() < 2.0 * f64::from(f32::EPSILON)));
     }
     Ok(())
 }
