@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// Lines in a strip: as wide as rows have to be for memory to be read at its full speed, and so narrow that the rows of a
 /// group and the states stay in the first cache.
-pub(super) const WIDTH: usize = 512;
+pub(super) const WIDTH: usize = 256;
 /// Rows of a group, taken together; as many numbers are added plainly before the sum that compensates takes over.
 pub(super) const ROWS: usize = 8;
 

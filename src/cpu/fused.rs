@@ -9,7 +9,7 @@ use super::lanes::{sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use super::level::{Level, Simd, Task};
 use super::memory::{filled, Elements, Unfilled};
 use super::random::{self, PER_COUNTER};
-use super::rows::{blocks, sum_of, CacheLines, AHEAD, BLOCK_VECTORS, FAR_APART, IN_WORK, MAX_LAG};
+use super::rows::{ahead, blocks, sum_of, CacheLines, BLOCK_VECTORS, FAR_APART, IN_WORK, MAX_LAG};
 use super::statistics::one;
 use super::{run, Element, Pass};
 use crate::fused::{Around, Geometry, Gradients, MaskedRows, Operand, Options, Place, Places};
@@ -37,8 +37,6 @@ const BATCH_LINE: usize = 64;
 const BATCH: usize = BATCH_LINE * MAX_LANES;
 /// Batches in work: of one the logits are made, one is summed and one written.
 const IN_BATCHES: usize = 3;
-/// How many elements the memory system is to be ahead of them. Less than [`AHEAD`]: the first cache has to hold the batches, too.
-const AHEAD_OF_BATCHES: usize = 768;
 /// How many rows the memory system is to be ahead of the arithmetic.
 const AHEAD_ROWS: usize = 2 * ROWS;
 /// The same where rows are written one by one.
@@ -90,7 +88,7 @@ unsafe fn fill<S: Simd, T: Copy>(to: &Elements<T>, start: usize, len: usize, x: 
     let to = to.at(start, len);
     for first in (0..len).step_by(MAX_LANES) {
         // Memory that is written is read first.
-        S::prefetch(to.wrapping_add(first + AHEAD));
+        S::prefetch(to.wrapping_add(first + ahead::<T>()));
         // SAFETY: the elements are there.
         (first..len.min(first + MAX_LANES)).for_each(|i| unsafe { to.add(i).write(x) });
     }
@@ -162,7 +160,7 @@ unsafe fn widen<S: Simd, T: Element>(from: &Elements<T>, start: usize, len: usiz
     let from = from.at(start, len).cast_const();
     for i in (0..len).step_by(T::Lanes::<S>::COUNT) {
         let count = T::Lanes::<S>::COUNT.min(len - i);
-        S::prefetch(from.wrapping_add(i + AHEAD));
+        S::prefetch(from.wrapping_add(i + ahead::<T>()));
         // SAFETY: as promised by the caller.
         unsafe { T::read::<S>(from.add(i), count, T::Real::ZERO).put(to.add(i), count) }
     }
@@ -204,7 +202,7 @@ unsafe fn narrow_part<S: Simd, T: Element>(to: *mut T, len: usize, from: *const 
             #[inline(always)]
             |i, count| {
                 // Memory that is written is read first.
-                S::prefetch(to.wrapping_add(i + AHEAD));
+                S::prefetch(to.wrapping_add(i + ahead::<T>()));
                 last.of(i, T::Lanes::<S>::get(from.add(i), count))
             },
         )
@@ -436,7 +434,7 @@ impl<T: Element> Call<'_, T> {
 
     /// Those of a run along the last dimension.
     fn steps_along(&self) -> Steps {
-        Steps { bias: self.geometry.bias_step, mask: self.geometry.mask_step, ahead: AHEAD }
+        Steps { bias: self.geometry.bias_step, mask: self.geometry.mask_step, ahead: ahead::<T>() }
     }
 
     /// Elements `start..start + len` of a line along the last dimension.
@@ -1053,7 +1051,7 @@ impl<R: Real> InTurns<R> {
                     result = result.where_kept(keep.add(i), R::ZERO);
                 }
                 // Memory that is written is read first.
-                S::prefetch(to.wrapping_add(i + AHEAD));
+                S::prefetch(to.wrapping_add(i + ahead::<T>()));
                 T::put::<S>(result, to.add(i), count);
             }
         }
@@ -1109,7 +1107,7 @@ impl<T: Element> Rows<'_, T> {
             let read_bias = {
                 #[inline(always)]
                 |of: &Source<T>, i: usize, count| {
-                    S::prefetch(of.bias.wrapping_add(i + AHEAD_OF_BATCHES));
+                    S::prefetch(of.bias.wrapping_add(i + ahead::<T>()));
                     T::read::<S>(of.bias.add(i), count, T::Real::ZERO)
                 }
             };
@@ -1238,7 +1236,7 @@ impl<T: Element> Rows<'_, T> {
             (Batch::<S, T>::new(&self.call, len), Sources::new(&self.call, lines.start, len));
         let (first, all) = (lines.start * len, lines.len() * len);
         let (scores, out) = (self.call.scores.at(first, all).cast_const(), out.at(first, all));
-        let (most, room, ahead) = (batch.most, batch.room, AHEAD_OF_BATCHES);
+        let (most, room, ahead) = (batch.most, batch.room, ahead::<T>());
         let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; IN_BATCHES * BATCH]);
         let held = held.0.as_mut_ptr().cast::<T::Real>();
         let mut kept = [0; random::room(MAX_BLOCK)];
@@ -1414,7 +1412,7 @@ impl<T: Element> Rows<'_, T> {
             ring: (2 * lag + 1).next_power_of_two(),
             room: len.next_multiple_of(T::Lanes::<S>::COUNT),
             len,
-            ahead: lag * len + AHEAD,
+            ahead: lag * len + ahead::<T>(),
         };
         let (steps, count) = (self.call.steps_along(), lines.len());
         let factor = self.call.options.dropout.map_or(T::Real::ONE, |dropout| T::Real::nearest(dropout.kept_scale()));
@@ -2361,7 +2359,7 @@ impl<T: Element> Backward<'_, T> {
                         len,
                         #[inline(always)]
                         |i, count| {
-                            S::prefetch(from.wrapping_add(i + AHEAD));
+                            S::prefetch(from.wrapping_add(i + ahead::<T>()));
                             take(i, T::read::<S>(from.add(i), count, T::Real::ZERO))
                         },
                     )
@@ -2429,7 +2427,7 @@ impl<T: Element> Backward<'_, T> {
                 #[inline(always)]
                 |i, count| {
                     // Memory that is written is read first.
-                    S::prefetch(to.wrapping_add(i + AHEAD));
+                    S::prefetch(to.wrapping_add(i + ahead::<T>()));
                     let gradient = of_logits(i, count) * scale;
                     let Some((inverse, _)) = self.call.cap else { return gradient };
                     let x = T::read::<S>(src.add(i), count, T::Real::ZERO);

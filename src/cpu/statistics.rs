@@ -4,7 +4,7 @@ use super::columns::{self, flat, merged, Strip};
 use super::lanes::{Lanes, Pack};
 use super::level::{Level, Simd, Task};
 use super::memory::{filled, Elements};
-use super::rows::{self, blocks, exp_sum, sum_of, AHEAD, AHEAD_BLOCKS, BLOCK_VECTORS};
+use super::rows::{self, ahead, blocks, exp_sum, sum_of, AHEAD_BLOCKS, BLOCK_VECTORS};
 use super::{run, Element, Pass};
 use crate::lines::Lines;
 use crate::state::{CompensatedSum, Number, Real, SoftmaxState};
@@ -305,7 +305,7 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
                     len,
                     // Finite, so that −∞ gives 0.
                     max.or_greater(T::Real::LOWEST),
-                    AHEAD,
+                    ahead::<T>(),
                     #[inline(always)]
                     |_, _, _| (),
                 );
@@ -563,7 +563,7 @@ unsafe fn of_others<S: Simd, T: Element>(
     log_sum: T::Lanes<S>,
     of_p: T::Lanes<S>,
 ) -> T::Lanes<S> {
-    S::prefetch(xs.wrapping_add(i + AHEAD));
+    S::prefetch(xs.wrapping_add(i + ahead::<T>()));
     // SAFETY: as promised by the caller.
     let x = unsafe { T::read::<S>(xs.add(i), count, T::Real::ZERO) };
     LineGradient::of(x, max, log_sum, of_p)
