@@ -846,10 +846,11 @@ unsafe fn line_sum<S: Simd, T: Element>(
     reference: T::Real,
     mut meanwhile: impl FnMut(usize, usize),
 ) -> T::Lanes<S> {
-    let (reference, lanes) = (T::Lanes::<S>::splat(reference), T::Lanes::<S>::COUNT);
-    let mut term = {
+    let reference = T::Lanes::<S>::splat(reference);
+    let sum = sum_of_long_terms(
+        len,
         #[inline(always)]
-        |i: usize, count| {
+        |i, count| {
             // SAFETY: as promised by the caller.
             let exp = unsafe {
                 let exp = (T::Lanes::<S>::load(z.add(i)) - reference).scaled_exp();
@@ -858,19 +859,8 @@ unsafe fn line_sum<S: Simd, T: Element>(
             };
             meanwhile(i, count);
             exp
-        }
-    };
-    let (mut sum, mut i) = (T::Lanes::<S>::splat(T::Real::ZERO), 0);
-    while i + 4 * lanes <= len {
-        let (a, b) = (term(i, lanes), term(i + lanes, lanes));
-        let (c, d) = (term(i + 2 * lanes, lanes), term(i + 3 * lanes, lanes));
-        sum = sum + ((a + b) + (c + d));
-        i += 4 * lanes;
-    }
-    while i < len {
-        sum = sum + term(i, lanes.min(len - i));
-        i += lanes;
-    }
+        },
+    );
     sum.unscaled()
 }
 
@@ -994,11 +984,10 @@ impl<R: Real> InTurns<R> {
         self.held.wrapping_add((line & (self.ring - 1)) * self.room)
     }
 
-    /// Σ exp(logit − max) of the line in a vector, whose scaled terms take the logits' place. `meanwhile(start, count)` is
-    /// called for each vector of a line.
+    /// [`line_sum`] relative to the maximum of a line whose scores these are.
     ///
     /// # Safety
-    /// The CPU has the instructions of `S`, and the logits of the line are there, from the scores `xs` on.
+    /// The CPU has the instructions of `S`, and the logits of the line are there.
     #[inline(always)]
     unsafe fn sum<S: Simd, T: Element<Real = R>>(
         &self,
@@ -1007,25 +996,21 @@ impl<R: Real> InTurns<R> {
         max: R,
         mut meanwhile: impl FnMut(usize, usize),
     ) -> T::Lanes<S> {
-        let held = self.held(line);
         // Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
-        let reference = T::Lanes::<S>::splat(max.or_greater(R::LOWEST));
-        let sum = sum_of_long_terms(
-            self.len,
-            #[inline(always)]
-            |i, count| {
-                S::prefetch(xs.wrapping_add(self.ahead + i));
-                // SAFETY: as promised by the caller; all vectors are whole.
-                let exp = unsafe {
-                    let exp = (T::Lanes::<S>::load(held.add(i)) - reference).scaled_exp();
-                    exp.store(held.add(i));
-                    exp
-                };
-                meanwhile(i, count);
-                exp
-            },
-        );
-        sum.unscaled()
+        let reference = max.or_greater(R::LOWEST);
+        // SAFETY: as promised by the caller.
+        unsafe {
+            line_sum::<S, T>(
+                self.held(line),
+                self.len,
+                reference,
+                #[inline(always)]
+                |i, count| {
+                    S::prefetch(xs.wrapping_add(self.ahead + i));
+                    meanwhile(i, count);
+                },
+            )
+        }
     }
 
     /// What writes the results of a line, vector by vector.
@@ -1912,21 +1897,8 @@ impl<T: Element> Columns<'_, T> {
     ///
     /// # Safety
     /// The CPU has the instructions of `S`; to write, as of [`Pass::write`].
-    #[inline(never)]
-    unsafe fn directly<S: Simd>(&self, side: &Side<T>, range: Range<usize>, todo: Todo<T::Lanes<S>, T>) {
-        // SAFETY: as promised by the caller. A function of its own for all who need it, entered anew.
-        unsafe {
-            S::enter(
-                #[inline(always)]
-                || self.directly_inside::<S>(side, range, todo),
-            )
-        }
-    }
-
-    /// # Safety
-    /// As of [`directly`](Self::directly).
     #[inline(always)]
-    unsafe fn directly_inside<S: Simd>(&self, side: &Side<T>, range: Range<usize>, todo: Todo<T::Lanes<S>, T>) {
+    unsafe fn directly<S: Simd>(&self, side: &Side<T>, range: Range<usize>, todo: Todo<T::Lanes<S>, T>) {
         let (zero, none) = (T::Real::ZERO, T::Real::NEG_INFINITY);
         let scale = T::Lanes::<S>::splat(self.call.scale);
         let cap: Option<[T::Lanes<S>; 2]> = self.call.cap.map(|(inverse, cap)| [inverse, cap].map(Number::splat));
@@ -2014,8 +1986,27 @@ impl<T: Element> Columns<'_, T> {
     ///
     /// # Safety
     /// As of [`directly`](Self::directly).
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn rows<S: Simd>(
+        &self,
+        side: &Side<T>,
+        range: Range<usize>,
+        todo: Todo<T::Lanes<S>, T>,
+        logit: impl Fn(&Origin<T>, usize, usize, usize) -> T::Lanes<S> + Copy,
+    ) {
+        // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
+        unsafe {
+            S::enter(
+                #[inline(always)]
+                || self.rows_inside::<S>(side, range, todo, logit),
+            )
+        }
+    }
+
+    /// # Safety
+    /// As of [`directly`](Self::directly).
+    #[inline(always)]
+    unsafe fn rows_inside<S: Simd>(
         &self,
         side: &Side<T>,
         range: Range<usize>,
