@@ -1,0 +1,566 @@
+//! Lines along another dimension, of which a strip is walked together.
+
+use super::any::{Any, Last, Make, Part, Wide};
+use super::logits::{each, with_sink, Call, Run, Steps};
+use crate::cpu::columns::{flat, merged, Strip, ROWS, WIDTH};
+use crate::cpu::lanes::{Lanes, Pack, MAX_LANES};
+use crate::cpu::level::Simd;
+use crate::cpu::memory::Elements;
+use crate::cpu::random::{self, PER_COUNTER};
+use crate::cpu::rows::CacheLines;
+use crate::cpu::statistics::one;
+use crate::cpu::{Element, Pass};
+use crate::fused::Place;
+use crate::state::{Number, Real, SoftmaxState};
+use std::ops::Range;
+
+/// How many rows the memory system is to be ahead of the arithmetic.
+const AHEAD_ROWS: usize = 2 * ROWS;
+/// The same where rows are written one by one.
+const AHEAD_TO_WRITE: usize = 2;
+/// A row of a strip, with room for whole vectors.
+pub(super) const ROW: usize = WIDTH + MAX_LANES;
+
+/// Lines of a strip whose places in the tensors are evenly apart.
+struct Segment {
+    /// The first one's place in the strip.
+    at: usize,
+    len: usize,
+    place: Place,
+}
+
+/// A strip of lines side by side, along another dimension than the last.
+pub(super) struct Side<'a, T: Element> {
+    pub(super) call: Call<'a, T>,
+    pub(super) strip: Strip,
+    /// The number of the first line.
+    pub(super) line: usize,
+    segments: Vec<Segment>,
+    /// Of neighbouring lines.
+    steps: Steps,
+    sink_step: usize,
+}
+
+impl<'a, T: Element> Side<'a, T> {
+    pub(super) fn new(call: Call<'a, T>, unit: usize) -> Self {
+        let lines = call.geometry.lines;
+        let strip = Strip::new(unit, lines);
+        let line = Strip::first_line(unit, lines);
+        // The last dimension is one of them, and varies fastest.
+        let (size, (bias, mask), sink_step) = match call.geometry.axes.last() {
+            Some(axis) => (axis.size, (axis.bias, axis.mask), axis.sink),
+            None => (1, (0, 0), 0),
+        };
+        let mut segments = Vec::new();
+        let mut at = 0;
+        while at < strip.width {
+            let place = call.geometry.place(line + at);
+            let len = (size - (line + at) % size).min(strip.width - at);
+            segments.push(Segment { at, len, place });
+            at += len;
+        }
+        let steps = Steps { bias, mask, ahead: AHEAD_ROWS * strip.stride };
+        Self { call, strip, line, segments, steps, sink_step }
+    }
+
+    /// How many vectors a row is.
+    pub(super) fn vectors<S: Simd>(&self) -> usize {
+        self.strip.width.div_ceil(T::Lanes::<S>::COUNT)
+    }
+
+    /// Makes the logits of a group of rows.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and there is room for each of the rows, up to a whole vector.
+    #[inline(always)]
+    pub(super) unsafe fn logits<S: Simd>(&self, group: &Group<T::Real>, runs: &mut Vec<Run<T::Real>>) {
+        let (bias_step, mask_step) = (self.call.geometry.bias_step, self.call.geometry.mask_step);
+        runs.clear();
+        for (i, j) in group.numbers().enumerate() {
+            // What passes a segment is written again by the next.
+            for segment in &self.segments {
+                runs.push(Run {
+                    scores: self.strip.row(j) + segment.at,
+                    bias: segment.place.bias + j * bias_step,
+                    mask: segment.place.mask + j * mask_step,
+                    len: segment.len,
+                    z: group.row(i).wrapping_add(segment.at),
+                    max: T::Real::NEG_INFINITY,
+                });
+            }
+        }
+        // SAFETY: there is the room; the rest by the caller's promise.
+        unsafe { self.call.logits::<S>(runs, self.steps) }
+    }
+
+    /// The sink of a line by its place in the strip.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    pub(super) unsafe fn sinks<S: Simd>(&self) -> Vec<Option<T::Real>> {
+        let places =
+            self.segments.iter().flat_map(|segment| (0..segment.len).map(|i| segment.place.sink + i * self.sink_step));
+        // SAFETY: as promised by the caller.
+        places.map(|place| unsafe { self.call.sink::<S>(place) }).collect()
+    }
+
+    /// Which elements are kept of the group of rows that `j` is one of: those of row `i` of the group in `kept[i]`.
+    #[inline(always)]
+    pub(super) fn keep<S: Simd>(&self, j: usize, kept: &mut [[u8; ROW]; PER_COUNTER]) {
+        if let Some(dropout) = self.call.options.dropout {
+            random::across::<S, ROW>(dropout, j / PER_COUNTER, self.line, self.strip.width, kept);
+        }
+    }
+
+    /// The row of what [`keep`](Self::keep) wrote.
+    pub(super) fn kept(&self, j: usize, kept: &[[u8; ROW]; PER_COUNTER]) -> Option<*const u8> {
+        self.call.options.dropout.map(|_| kept[j % PER_COUNTER].as_ptr())
+    }
+}
+
+/// Rows that are taken together, [`ROWS`] at most.
+#[derive(Clone, Copy)]
+pub(super) struct Group<R> {
+    /// The number of the first row.
+    first: usize,
+    pub(super) rows: usize,
+    start: *mut R,
+}
+
+impl<R: Real> Group<R> {
+    pub(super) fn new(first: usize, rows: usize, memory: &mut GroupMemory<R>) -> Self {
+        Self { first, rows, start: memory.0.as_mut_ptr().cast() }
+    }
+
+    pub(super) fn numbers(&self) -> Range<usize> {
+        self.first..self.first + self.rows
+    }
+
+    #[inline(always)]
+    pub(super) fn row(&self, i: usize) -> *mut R {
+        self.start.wrapping_add(i * ROW)
+    }
+
+    /// The vectors of the rows from element `at` on, folded.
+    ///
+    /// # Safety
+    /// The rows are there, and the vectors in them.
+    #[inline(always)]
+    pub(super) unsafe fn across<V: Lanes<Real = R>>(&self, at: usize, init: V, step: impl Fn(V, V) -> V) -> V {
+        let mut folded = init;
+        for i in 0..self.rows {
+            // SAFETY: as promised by the caller.
+            folded = step(folded, unsafe { V::load(self.row(i).wrapping_add(at)) });
+        }
+        folded
+    }
+}
+
+/// Rows that are a vector longer than a strip.
+type GroupMemory<R> = CacheLines<[[R; ROW]; ROWS]>;
+
+pub(super) fn group_memory<R: Real>() -> GroupMemory<R> {
+    CacheLines([[R::ZERO; ROW]; ROWS])
+}
+
+/// Lines along another dimension.
+pub(super) struct Columns<'a, T: Element> {
+    pub(super) call: Call<'a, T>,
+    pub(super) out: Any<'a>,
+}
+
+/// What the first row of a segment is made from; that of other rows is evenly apart.
+#[derive(Clone, Copy)]
+struct Origin<T: Element> {
+    scores: *const T,
+    bias: *const T,
+    mask: *const u8,
+}
+
+/// What is to be done with the logits of a strip.
+enum Todo<'a, V: Lanes, T: Element> {
+    /// They are to be added to the states.
+    Reduce(&'a mut [SoftmaxState<V>]),
+    /// The results are to be written, with the maxima and scales.
+    Write(Elements<'a, T>, &'a [Vec<T::Real>; 2]),
+}
+
+impl<T: Element> Columns<'_, T> {
+    /// Whether results are probabilities of the scores' dtype, whose places these are, and vectors of logits are made from
+    /// vectors in memory, or from one number for all of a vector.
+    fn direct<S: Simd>(&self, side: &Side<T>) -> Option<Elements<'_, T>> {
+        let lanes = T::Lanes::<S>::COUNT;
+        let whole = side.segments.split_last().is_some_and(|(_, rest)| rest.iter().all(|of| of.len % lanes == 0));
+        let neighbours = side.steps.bias <= 1 && (self.call.mask.is_none() || side.steps.mask == 1);
+        T::of(&self.out).filter(|_| whole && neighbours && !self.call.is_log())
+    }
+
+    /// The rows `range` of a strip of which [`direct`](Self::direct) is true.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`; to write, as of [`Pass::write`].
+    #[inline(always)]
+    unsafe fn directly<S: Simd>(&self, side: &Side<T>, range: Range<usize>, todo: Todo<T::Lanes<S>, T>) {
+        let (zero, none) = (T::Real::ZERO, T::Real::NEG_INFINITY);
+        let scale = T::Lanes::<S>::splat(self.call.scale);
+        let cap: Option<[T::Lanes<S>; 2]> = self.call.cap.map(|(inverse, cap)| [inverse, cap].map(Number::splat));
+        let (stride, bias_stride, mask_stride) =
+            (side.strip.stride, self.call.geometry.bias_step, self.call.geometry.mask_step);
+        let (bias, mask) = (self.call.bias.is_some(), self.call.mask.is_some());
+        let neighbours = side.steps.bias == 1;
+        // SAFETY of the block: the elements are there; the rest by the caller's promise.
+        // One loop for each combination.
+        unsafe {
+            let read = {
+                #[inline(always)]
+                |of: &Origin<T>, j: usize, i: usize, count: usize| {
+                    T::read::<S>(of.scores.add(j * stride + i), count, zero)
+                }
+            };
+            let read_bias = {
+                #[inline(always)]
+                |of: &Origin<T>, j: usize, i: usize, count: usize| {
+                    let bias = of.bias.add(j * bias_stride + i);
+                    S::prefetch(bias.wrapping_add(ROWS * bias_stride));
+                    T::read::<S>(bias, count, zero)
+                }
+            };
+            match (cap, bias, mask) {
+                (None, false, false) => self.rows::<S>(
+                    side,
+                    range,
+                    todo,
+                    #[inline(always)]
+                    |of, j, i, count| read(of, j, i, count) * scale,
+                ),
+                (None, true, false) if neighbours => self.rows::<S>(
+                    side,
+                    range,
+                    todo,
+                    #[inline(always)]
+                    |of, j, i, count| read(of, j, i, count).mul_add(scale, read_bias(of, j, i, count)),
+                ),
+                (Some([inverse, cap]), false, false) => self.rows::<S>(
+                    side,
+                    range,
+                    todo,
+                    #[inline(always)]
+                    |of, j, i, count| (read(of, j, i, count) * inverse).tanh() * cap,
+                ),
+                (None, false, true) => self.rows::<S>(
+                    side,
+                    range,
+                    todo,
+                    #[inline(always)]
+                    |of, j, i, count| {
+                        let logit = read(of, j, i, count) * scale;
+                        logit.where_some_kept(of.mask.add(j * mask_stride + i), count, none)
+                    },
+                ),
+                (cap, ..) => self.rows::<S>(
+                    side,
+                    range,
+                    todo,
+                    #[inline(always)]
+                    |of, j, i, count| {
+                        let x = read(of, j, i, count);
+                        let x = match cap {
+                            Some([inverse, cap]) => (x * inverse).tanh() * cap,
+                            None => x * scale,
+                        };
+                        let logit = match (bias, neighbours) {
+                            (true, true) => x + read_bias(of, j, i, count),
+                            (true, false) => x + T::Lanes::<S>::splat(one::<S, T>(of.bias.add(j * bias_stride))),
+                            (false, _) => x,
+                        };
+                        if mask {
+                            logit.where_some_kept(of.mask.add(j * mask_stride + i), count, none)
+                        } else {
+                            logit
+                        }
+                    },
+                ),
+            }
+        }
+    }
+
+    /// `logit(of, row, start, count)` makes a vector of logits; the numbers of rows are from the first of the range on.
+    ///
+    /// # Safety
+    /// As of [`directly`](Self::directly).
+    #[inline(never)]
+    unsafe fn rows<S: Simd>(
+        &self,
+        side: &Side<T>,
+        range: Range<usize>,
+        todo: Todo<T::Lanes<S>, T>,
+        logit: impl Fn(&Origin<T>, usize, usize, usize) -> T::Lanes<S> + Copy,
+    ) {
+        // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
+        unsafe {
+            S::enter(
+                #[inline(always)]
+                || self.rows_inside::<S>(side, range, todo, logit),
+            )
+        }
+    }
+
+    /// # Safety
+    /// As of [`directly`](Self::directly).
+    #[inline(always)]
+    unsafe fn rows_inside<S: Simd>(
+        &self,
+        side: &Side<T>,
+        range: Range<usize>,
+        todo: Todo<T::Lanes<S>, T>,
+        logit: impl Fn(&Origin<T>, usize, usize, usize) -> T::Lanes<S> + Copy,
+    ) {
+        let (call, stride, rows) = (&self.call, side.strip.stride, range.len());
+        // Of two groups of rows: a CPU waits for bytes that it has only just written and reads in other portions.
+        let mut kept = [[[0; ROW]; PER_COUNTER]; 2];
+        let origin = {
+            #[inline(always)]
+            |segment: &Segment| {
+                let last = rows - 1;
+                let (bias_step, mask_step) = (call.geometry.bias_step, call.geometry.mask_step);
+                let span = |row: usize, step: usize| last * row + (segment.len - 1) * step + 1;
+                Origin {
+                    scores: call.scores.at(side.strip.row(range.start) + segment.at, span(stride, 1)),
+                    bias: call.bias.map_or(std::ptr::null(), |bias| {
+                        bias.at(segment.place.bias + range.start * bias_step, span(bias_step, side.steps.bias))
+                    }),
+                    mask: call.mask.map_or(std::ptr::null(), |mask| {
+                        mask.at(segment.place.mask + range.start * mask_step, span(mask_step, side.steps.mask))
+                    }),
+                }
+            }
+        };
+        let origins: Vec<Origin<T>> = side.segments.iter().map(origin).collect();
+        // SAFETY of the block: the elements are there, and `max` and `scale` are a vector longer than the strip; the rest by the
+        // caller's promise.
+        unsafe {
+            match todo {
+                Todo::Reduce(states) => {
+                    for first in (0..rows).step_by(ROWS) {
+                        let count = ROWS.min(rows - first);
+                        for (segment, &of) in side.segments.iter().zip(&origins) {
+                            let states = &mut states[segment.at / T::Lanes::<S>::COUNT..];
+                            // A loop of its own for each.
+                            if count == ROWS {
+                                group_states::<S, T>(states, of, segment.len, stride, first, ROWS, logit);
+                            } else {
+                                group_states::<S, T>(states, of, segment.len, stride, first, count, logit);
+                            }
+                        }
+                    }
+                }
+                Todo::Write(out, [max, scale]) => {
+                    let (start, len) = side.strip.span(&range);
+                    let (out, dropout) = (out.at(start, len), call.options.dropout.is_some());
+                    let mut first = 0;
+                    side.keep::<S>(range.start, &mut kept[range.start / PER_COUNTER % 2]);
+                    while first < rows {
+                        // Groups of rows whose dropout comes from the same counters.
+                        let row = range.start + first;
+                        let end = rows.min(first + PER_COUNTER - row % PER_COUNTER);
+                        let group = row / PER_COUNTER;
+                        if end < rows {
+                            side.keep::<S>(range.start + end, &mut kept[(group + 1) % 2]);
+                        }
+                        let kept = &kept[group % 2];
+                        for (segment, &of) in side.segments.iter().zip(&origins) {
+                            let (max, scale) = (max[segment.at..].as_ptr(), scale[segment.at..].as_ptr());
+                            for j in first..end {
+                                let to = out.add(j * stride + segment.at);
+                                let xs = of.scores.wrapping_add(j * stride);
+                                let result = {
+                                    #[inline(always)]
+                                    |i, count| {
+                                        // Memory that is written is read first.
+                                        S::prefetch(to.wrapping_add(AHEAD_TO_WRITE * stride + i));
+                                        S::prefetch(xs.wrapping_add(AHEAD_TO_WRITE * stride + i));
+                                        let z = logit(&of, j, i, count);
+                                        let exp = (z - T::Lanes::<S>::load(max.add(i))).scaled_exp();
+                                        exp * T::Lanes::<S>::load(scale.add(i))
+                                    }
+                                };
+                                // A loop of its own for each.
+                                if !dropout {
+                                    T::write::<S>(to, segment.len, result);
+                                    continue;
+                                }
+                                let keep = kept[(range.start + j) % PER_COUNTER][segment.at..].as_ptr();
+                                T::write::<S>(
+                                    to,
+                                    segment.len,
+                                    #[inline(always)]
+                                    |i, count| result(i, count).where_kept(keep.add(i), T::Real::ZERO),
+                                );
+                            }
+                        }
+                        first = end;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes the logits of these rows a group at a time, and adds them to the states.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn states<S: Simd>(side: &Side<T>, range: Range<usize>) -> Vec<SoftmaxState<T::Lanes<S>>> {
+        let (mut memory, mut runs) = (group_memory(), Vec::new());
+        let mut states = vec![SoftmaxState::empty(); side.vectors::<S>()];
+        let [none, zero] = [T::Real::NEG_INFINITY, T::Real::ZERO].map(T::Lanes::<S>::splat);
+        for first in range.clone().step_by(ROWS) {
+            let group = Group::new(first, ROWS.min(range.end - first), &mut memory);
+            // SAFETY of the block: there is room for each row; the rest by the caller's promise.
+            unsafe {
+                side.logits::<S>(&group, &mut runs);
+                for (i, state) in states.iter_mut().enumerate() {
+                    let at = i * T::Lanes::<S>::COUNT;
+                    let max = group.across(
+                        at,
+                        none,
+                        #[inline(always)]
+                        |max, z: T::Lanes<S>| z.or_greater(max),
+                    );
+                    let reference = state.grow(max);
+                    state.add(group.across(
+                        at,
+                        zero,
+                        #[inline(always)]
+                        |sum, z| sum + (z - reference).exp(),
+                    ));
+                }
+            }
+        }
+        states
+    }
+
+    /// What is made of the logits of each line of a strip, as of [`Call::scales`]; a vector longer than it.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(side: &Side<T>, states: &[SoftmaxState<T::Lanes<S>>]) -> [Vec<T::Real>; 2] {
+        let mut max = flat(states.iter().map(|state| state.max()));
+        let mut scale = flat(states.iter().map(|state| state.sum()));
+        // SAFETY: as promised by the caller.
+        for (i, sink) in unsafe { side.sinks::<S>() }.into_iter().enumerate() {
+            let state = SoftmaxState::from_parts(max[i], scale[i]);
+            (max[i], scale[i]) = side.call.scales::<T::Lanes<S>>(with_sink(state, sink));
+        }
+        [max, scale]
+    }
+
+    /// Writes what the logits of a group become.
+    ///
+    /// # Safety
+    /// As of [`Pass::write`]; the logits are there.
+    #[inline(always)]
+    unsafe fn write_group<S: Simd>(
+        &self,
+        side: &Side<T>,
+        group: &Group<T::Real>,
+        [max, scale]: &[Vec<T::Real>; 2],
+        kept: &mut [[u8; ROW]; PER_COUNTER],
+    ) {
+        let make = Make::OfEach(self.call.options.output, max.as_ptr(), scale.as_ptr());
+        // SAFETY: `max` and `scale` are a vector longer than the row; the rest by the caller's promise.
+        unsafe {
+            T::Real::store_any::<S>(
+                &self.out,
+                group.rows,
+                #[inline(always)]
+                |i| {
+                    let j = group.first + i;
+                    if i == 0 || j % PER_COUNTER == 0 {
+                        side.keep::<S>(j, kept);
+                    }
+                    let last = Last { make, keep: side.kept(j, kept) };
+                    Part { start: side.strip.row(j), len: side.strip.width, from: group.row(i), last }
+                },
+            )
+        }
+    }
+}
+
+/// Adds the logits of a group of rows to the states of the lines of a segment.
+///
+/// # Safety
+/// The CPU has the instructions of `S`; what `logit` makes is there.
+#[inline(always)]
+unsafe fn group_states<S: Simd, T: Element>(
+    states: &mut [SoftmaxState<T::Lanes<S>>],
+    of: Origin<T>,
+    len: usize,
+    stride: usize,
+    first: usize,
+    rows: usize,
+    logit: impl Fn(&Origin<T>, usize, usize, usize) -> T::Lanes<S>,
+) {
+    let [none, zero] = [T::Real::NEG_INFINITY, T::Real::ZERO].map(T::Lanes::<S>::splat);
+    each::<T::Lanes<S>>(
+        0..len,
+        #[inline(always)]
+        |i, count| {
+            let state = &mut states[i / T::Lanes::<S>::COUNT];
+            let (mut z, mut max, mut sum) = ([none; ROWS], none, zero);
+            for (r, z) in z.iter_mut().enumerate().take(rows) {
+                S::prefetch(of.scores.wrapping_add((first + r + ROWS) * stride + i));
+                *z = logit(&of, first + r, i, count);
+                max = z.or_greater(max);
+            }
+            let reference = state.grow(max);
+            for &z in z.iter().take(rows) {
+                sum = sum + (z - reference).scaled_exp();
+            }
+            state.add(sum.unscaled());
+        },
+    );
+}
+
+impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
+    type Reduced = Vec<SoftmaxState<T::Lanes<S>>>;
+    const WIDTH: usize = WIDTH;
+
+    #[inline(always)]
+    unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
+        let side = Side::new(self.call, unit);
+        if self.direct::<S>(&side).is_some() {
+            let mut states = vec![SoftmaxState::empty(); side.vectors::<S>()];
+            // SAFETY: as promised by the caller.
+            unsafe { self.directly::<S>(&side, range, Todo::Reduce(&mut states)) };
+            return states;
+        }
+        // SAFETY: as promised by the caller.
+        unsafe { Self::states::<S>(&side, range) }
+    }
+
+    #[inline(always)]
+    unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
+        merged(a, b, SoftmaxState::merge)
+    }
+
+    #[inline(always)]
+    unsafe fn write(&self, unit: usize, range: Range<usize>, states: &Self::Reduced) {
+        let side = Side::new(self.call, unit);
+        // SAFETY of the block: there is room for each row; the rest by the caller's promise.
+        unsafe {
+            let scales = Self::scales::<S>(&side, states);
+            if let Some(out) = self.direct::<S>(&side) {
+                return self.directly::<S>(&side, range, Todo::Write(out, &scales));
+            }
+            let (mut memory, mut runs, mut kept) = (group_memory(), Vec::new(), [[0; ROW]; PER_COUNTER]);
+            for first in range.clone().step_by(ROWS) {
+                let group = Group::new(first, ROWS.min(range.end - first), &mut memory);
+                side.logits::<S>(&group, &mut runs);
+                self.write_group::<S>(&side, &group, &scales, &mut kept);
+            }
+        }
+    }
+}

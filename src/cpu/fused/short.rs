@@ -1,0 +1,799 @@
+//! Lines of a block at most, along the last dimension, whose logits are made of neighbours in memory.
+
+use super::logits::{each, first_lanes, keep_along, Call, Steps, MAX_BLOCK};
+use super::rows::Rows;
+use crate::cpu::lanes::{sum_of_long_terms, Lanes, Pack, MAX_LANES};
+use crate::cpu::level::Simd;
+use crate::cpu::memory::Elements;
+use crate::cpu::random;
+use crate::cpu::rows::{ahead, CacheLines, FAR_APART, IN_WORK, MAX_LAG};
+use crate::cpu::statistics::one;
+use crate::cpu::Element;
+use crate::fused::{Place, Places, Window};
+use crate::state::{Number, Real};
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+/// Lines of up to so many elements are taken in batches, …
+const BATCH_LINE: usize = 64;
+/// … which are of so many elements at most.
+const BATCH: usize = BATCH_LINE * MAX_LANES;
+/// Batches in work: of one the logits are made, one is summed and one written.
+const IN_BATCHES: usize = 3;
+
+/// What the logits of a line along the last dimension are made from.
+#[derive(Clone, Copy)]
+struct Source<T: Element> {
+    scores: *const T,
+    /// Null unless there is one for each element.
+    bias: *const T,
+    /// A byte for each element, 0 if it does not take part: as the mask says or, without a mask, the window. Null without both.
+    mask: *const u8,
+    /// As the window says. Null without one.
+    window: *const u8,
+    /// The bias where there is one for all.
+    shift: T::Real,
+}
+
+/// The windows of lines as masks, which are parts of the same bytes: as many ones as a window has keys between zeros.
+struct Windows {
+    bytes: Vec<u8>,
+    len: isize,
+    ones: isize,
+    /// A query's position, less its number.
+    shift: isize,
+    before: isize,
+    after: isize,
+}
+
+impl Windows {
+    /// For lines of `len` elements.
+    fn new(window: Window, len: usize) -> Self {
+        // No key is farther from a query, and sizes of tensors are no isize too large.
+        let [before, after] = [window.before, window.after].map(|keys| keys.min(len + window.queries));
+        let ones = (before + after + 1).min(len);
+        let mut bytes = vec![0; 2 * len + ones + MAX_LANES];
+        bytes[len..len + ones].fill(1);
+        let [len, ones, queries, before, after] = [len, ones, window.queries, before, after].map(|n| n as isize);
+        Self { bytes, len, ones, shift: len - queries, before, after }
+    }
+
+    /// The mask of this query's line.
+    #[inline(always)]
+    fn mask(&self, query: usize) -> *const u8 {
+        let position = query as isize + self.shift;
+        // Where the ones begin. There may be fewer than the window has keys: then they end where it does, or the line.
+        let first = (position - self.before).max((position + self.after + 1).min(self.len) - self.ones);
+        self.bytes[(self.len - first.clamp(-self.ones, self.len)) as usize..].as_ptr()
+    }
+}
+
+/// What several lines are made from beside the scores, one after the other.
+struct Sources<'a, T: Element> {
+    call: &'a Call<'a, T>,
+    len: usize,
+    places: Places<'a>,
+    bias: [*const T; MAX_LANES],
+    mask: [*const u8; MAX_LANES],
+    shift: [T::Real; MAX_LANES],
+    windows: Option<Windows>,
+    window: [*const u8; MAX_LANES],
+    /// −∞ where there is none.
+    sinks: [T::Real; MAX_LANES],
+}
+
+impl<'a, T: Element> Sources<'a, T> {
+    /// For lines from this one on.
+    fn new(call: &'a Call<'a, T>, line: usize, len: usize) -> Self {
+        Self {
+            call,
+            len,
+            places: call.geometry.places(line),
+            bias: [std::ptr::null(); MAX_LANES],
+            mask: [std::ptr::null(); MAX_LANES],
+            shift: [T::Real::ZERO; MAX_LANES],
+            windows: call.options.window.map(|window| Windows::new(window, len)),
+            window: [std::ptr::null(); MAX_LANES],
+            sinks: [T::Real::NEG_INFINITY; MAX_LANES],
+        }
+    }
+
+    /// Finds those of the next `count` lines, at most [`MAX_LANES`].
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn find<S: Simd>(&mut self, count: usize) {
+        let (call, len) = (self.call, self.len);
+        let bias_step = call.geometry.bias_step;
+        let mut at = 0;
+        while at < count {
+            let (place, count, axis) = self.places.run(count - at);
+            let (lines, last) = (at..at + count, count - 1);
+            if let (Some(bias), true) = (call.bias, bias_step != 0) {
+                let first = bias.at(place.bias, last * axis.bias + len);
+                for (i, bias) in self.bias[lines.clone()].iter_mut().enumerate() {
+                    *bias = first.wrapping_add(i * axis.bias);
+                }
+            }
+            if let (Some(bias), true) = (call.bias, bias_step == 0) {
+                for (i, shift) in self.shift[lines.clone()].iter_mut().enumerate() {
+                    // SAFETY: one element is there; the rest by the caller's promise.
+                    *shift = unsafe { one::<S, T>(bias.at(place.bias + i * axis.bias, 1)) };
+                }
+            }
+            if let Some(mask) = call.mask {
+                let first = mask.at(place.mask, last * axis.mask + len);
+                for (i, mask) in self.mask[lines.clone()].iter_mut().enumerate() {
+                    *mask = first.wrapping_add(i * axis.mask);
+                }
+            }
+            if let Some(windows) = &self.windows {
+                for (i, line) in lines.clone().enumerate() {
+                    self.window[line] = windows.mask(place.query + i * axis.query);
+                    if call.mask.is_none() {
+                        self.mask[line] = self.window[line];
+                    }
+                }
+            }
+            if let Some(sinks) = call.sinks {
+                for (i, sink) in self.sinks[lines].iter_mut().enumerate() {
+                    // SAFETY: likewise.
+                    *sink = unsafe { one::<S, T>(sinks.at(place.sink + i * axis.sink, 1)) };
+                }
+            }
+            at += count;
+        }
+    }
+
+    /// What line `i` of them is made from, whose scores these are.
+    #[inline(always)]
+    fn source(&self, i: usize, scores: *const T) -> Source<T> {
+        Source { scores, bias: self.bias[i], mask: self.mask[i], window: self.window[i], shift: self.shift[i] }
+    }
+}
+
+/// Σ exp(logit − reference) of a line in a vector; the [scaled](Lanes::scaled_exp) exponentials take the logits' place.
+/// `meanwhile(start, count)` is called for each vector.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, and the logits are at `z`, up to a whole vector.
+#[inline(always)]
+unsafe fn line_sum<S: Simd, T: Element>(
+    z: *mut T::Real,
+    len: usize,
+    reference: T::Real,
+    mut meanwhile: impl FnMut(usize, usize),
+) -> T::Lanes<S> {
+    let reference = T::Lanes::<S>::splat(reference);
+    let sum = sum_of_long_terms(
+        len,
+        #[inline(always)]
+        |i, count| {
+            // SAFETY: as promised by the caller.
+            let exp = unsafe {
+                let exp = (T::Lanes::<S>::load(z.add(i)) - reference).scaled_exp();
+                exp.store(z.add(i));
+                exp
+            };
+            meanwhile(i, count);
+            exp
+        },
+    );
+    sum.unscaled()
+}
+
+/// What writes the results of a line, vector by vector.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, the line's scaled exponentials are at `z`, `to` is valid for writes of the line, `keep`
+/// for reads of a byte for each and a vector more, and the function answered is called for vectors in a line.
+#[inline(always)]
+unsafe fn line_results<S: Simd, T: Element>(
+    z: *const T::Real,
+    to: *mut T,
+    scale: T::Real,
+    keep: Option<*const u8>,
+) -> impl FnMut(usize, usize) {
+    let scale = T::Lanes::<S>::splat(scale);
+    #[inline(always)]
+    move |i, count| {
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            let mut result = T::Lanes::<S>::load(z.add(i)) * scale;
+            if let Some(keep) = keep {
+                result = result.where_kept(keep.add(i), T::Real::ZERO);
+            }
+            T::put::<S>(result, to.add(i), count);
+        }
+    }
+}
+
+/// Lines whose maxima, and whose sums, are one vector: the steps from a vector to one number are shared.
+struct Batch<'a, S: Simd, T: Element> {
+    call: &'a Call<'a, T>,
+    /// How many lines there are at most: as many as a vector has lanes.
+    most: usize,
+    /// How far apart they are held.
+    room: usize,
+    /// Of the lines read last: a vector for each with their maxima.
+    maxima: [T::Lanes<S>; MAX_LANES],
+    /// Of the lines to be summed: what exponentials are relative to, in a vector, and number by number, …
+    reference: T::Lanes<S>,
+    references: [T::Real; MAX_LANES],
+    /// … and their sinks.
+    sink: T::Lanes<S>,
+    sums: [T::Lanes<S>; MAX_LANES],
+    /// Of the lines to be written: what scaled exponentials are multiplied with.
+    scales: [T::Real; MAX_LANES],
+    factor: T::Lanes<S>,
+    of_nothing: T::Lanes<S>,
+}
+
+impl<'a, S: Simd, T: Element> Batch<'a, S, T> {
+    #[inline(always)]
+    fn new(call: &'a Call<'a, T>, len: usize) -> Self {
+        let [zero, none] = [T::Real::ZERO, T::Real::NEG_INFINITY];
+        let factor = call.options.dropout.map_or(1.0, |dropout| dropout.kept_scale());
+        let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
+        Self {
+            call,
+            most: T::Lanes::<S>::COUNT,
+            room,
+            maxima: [T::Lanes::<S>::splat(none); MAX_LANES],
+            reference: T::Lanes::<S>::splat(zero),
+            references: [zero; MAX_LANES],
+            sink: T::Lanes::<S>::splat(none),
+            sums: [T::Lanes::<S>::splat(zero); MAX_LANES],
+            scales: [zero; MAX_LANES],
+            factor: T::Lanes::<S>::splat(T::Real::nearest(factor) * T::Lanes::<S>::UNSCALE),
+            of_nothing: T::Lanes::<S>::splat(call.scales::<T::Lanes<S>>(None).1),
+        }
+    }
+
+    /// When the logits are made of lines that are to be summed next, with these sinks.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn read(&mut self, sinks: &[T::Real; MAX_LANES]) {
+        let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
+        // SAFETY: no vector has more lanes.
+        unsafe {
+            self.sink = T::Lanes::<S>::load(sinks.as_ptr());
+            // Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
+            let max = self.sink.or_greater(T::Lanes::<S>::max_of_each(&self.maxima[..self.most]));
+            self.reference = max.or_greater(lowest);
+            self.reference.store(self.references.as_mut_ptr());
+        }
+    }
+
+    /// When lines are summed that are to be written next.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn summed(&mut self) {
+        let one = T::Lanes::<S>::splat(T::Real::ONE);
+        let mut sum = T::Lanes::<S>::sum_of_each(&self.sums[..self.most]);
+        if self.call.sinks.is_some() {
+            sum = sum + (self.sink - self.reference).exp();
+        }
+        // The maximum alone adds 1, unless there is nothing.
+        let scale = sum.if_less(one, self.of_nothing, one / sum * self.factor);
+        // SAFETY: no vector has more lanes.
+        unsafe { scale.store(self.scales.as_mut_ptr()) };
+    }
+}
+
+/// Lines in work, by their number from the first of them.
+struct InTurns<R> {
+    /// The logits, then the scaled exponentials of the last `ring` lines, `room` apart; a power of two.
+    held: *mut R,
+    ring: usize,
+    room: usize,
+    len: usize,
+    /// How many elements are asked for ahead of the sum.
+    ahead: usize,
+}
+
+impl<R: Real> InTurns<R> {
+    #[inline(always)]
+    fn held(&self, line: usize) -> *mut R {
+        self.held.wrapping_add((line & (self.ring - 1)) * self.room)
+    }
+
+    /// [`line_sum`] relative to the maximum of a line whose scores these are.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and the logits of the line are there.
+    #[inline(always)]
+    unsafe fn sum<S: Simd, T: Element<Real = R>>(
+        &self,
+        line: usize,
+        xs: *const T,
+        max: R,
+        mut meanwhile: impl FnMut(usize, usize),
+    ) -> T::Lanes<S> {
+        // Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
+        let reference = max.or_greater(R::LOWEST);
+        // SAFETY: as promised by the caller.
+        unsafe {
+            line_sum::<S, T>(
+                self.held(line),
+                self.len,
+                reference,
+                #[inline(always)]
+                |i, count| {
+                    S::prefetch(xs.wrapping_add(self.ahead + i));
+                    meanwhile(i, count);
+                },
+            )
+        }
+    }
+
+    /// What writes the results of a line, vector by vector.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, the line's scaled exponentials are there, `to` is valid for writes of the line,
+    /// `keep` for reads of a byte for each and a vector more, and the function answered is called for vectors in a line.
+    #[inline(always)]
+    unsafe fn results<S: Simd, T: Element<Real = R>>(
+        &self,
+        line: usize,
+        to: *mut T,
+        scale: R,
+        keep: Option<*const u8>,
+    ) -> impl FnMut(usize, usize) {
+        let (from, scale) = (self.held(line), T::Lanes::<S>::splat(scale));
+        #[inline(always)]
+        move |i, count| {
+            // SAFETY of the block: as promised by the caller.
+            unsafe {
+                let mut result = T::Lanes::<S>::load(from.add(i)) * scale;
+                if let Some(keep) = keep {
+                    result = result.where_kept(keep.add(i), R::ZERO);
+                }
+                // Memory that is written is read first.
+                S::prefetch(to.wrapping_add(i + ahead::<T>()));
+                T::put::<S>(result, to.add(i), count);
+            }
+        }
+    }
+}
+
+impl<T: Element> Rows<'_, T> {
+    /// Lines of a block at most whose logits are made of neighbours in memory, to results of the scores' dtype.
+    ///
+    /// # Safety
+    /// As of [`Pass::whole`], with 0 < `len` ≤ a block, and `out` is where the results are to be.
+    #[inline(always)]
+    pub(super) unsafe fn short<S: Simd>(&self, lines: Range<usize>, len: usize, out: Elements<T>) {
+        let (scale, none) = (T::Lanes::<S>::splat(self.call.scale), T::Real::NEG_INFINITY);
+        let cap: Option<[T::Lanes<S>; 2]> = self.call.cap.map(|(inverse, cap)| [inverse, cap].map(Number::splat));
+        let bias = self.call.bias.is_some() && self.call.geometry.bias_step != 0;
+        let (mask, window) = (self.call.mask.is_some(), self.call.options.window.is_some());
+        // SAFETY of the block: the elements are there, and the rest by the caller's promise.
+        // One loop for each combination.
+        unsafe {
+            let read = {
+                #[inline(always)]
+                |of: &Source<T>, i: usize, count| T::read::<S>(of.scores.add(i), count, T::Real::ZERO)
+            };
+            let read_bias = {
+                #[inline(always)]
+                |of: &Source<T>, i: usize, count| {
+                    S::prefetch(of.bias.wrapping_add(i + ahead::<T>()));
+                    T::read::<S>(of.bias.add(i), count, T::Real::ZERO)
+                }
+            };
+            let shift = {
+                #[inline(always)]
+                |of: &Source<T>| T::Lanes::<S>::splat(of.shift)
+            };
+            match (cap, bias, mask || window) {
+                (None, false, false) => self.choose::<S>(
+                    lines,
+                    len,
+                    out,
+                    #[inline(always)]
+                    |of, i, count| read(of, i, count).mul_add(scale, shift(of)),
+                ),
+                (None, true, false) => self.choose::<S>(
+                    lines,
+                    len,
+                    out,
+                    #[inline(always)]
+                    |of, i, count| read(of, i, count).mul_add(scale, read_bias(of, i, count)),
+                ),
+                (None, false, true) if !(mask && window) => self.choose::<S>(
+                    lines,
+                    len,
+                    out,
+                    #[inline(always)]
+                    |of, i, count| {
+                        let logit = read(of, i, count).mul_add(scale, shift(of));
+                        logit.where_some_kept(of.mask.add(i), count, none)
+                    },
+                ),
+                (Some([inverse, cap]), false, false) => self.choose::<S>(
+                    lines,
+                    len,
+                    out,
+                    #[inline(always)]
+                    |of, i, count| (read(of, i, count) * inverse).tanh().mul_add(cap, shift(of)),
+                ),
+                (cap, ..) => self.choose::<S>(
+                    lines,
+                    len,
+                    out,
+                    #[inline(always)]
+                    |of, i, count| {
+                        let bias = if bias { read_bias(of, i, count) } else { shift(of) };
+                        let mut logit = match cap {
+                            Some([inverse, cap]) => (read(of, i, count) * inverse).tanh().mul_add(cap, bias),
+                            None => read(of, i, count).mul_add(scale, bias),
+                        };
+                        if mask {
+                            logit = logit.where_some_kept(of.mask.add(i), count, none);
+                        }
+                        if window {
+                            logit = logit.where_kept(of.window.add(i), none);
+                        }
+                        logit
+                    },
+                ),
+            }
+        }
+    }
+
+    /// Short lines are taken in batches, longer ones one by one: of those a batch leaves too little of the first cache.
+    /// `logit(source, start, count)` makes a vector of logits.
+    ///
+    /// # Safety
+    /// As of [`short`](Self::short).
+    #[inline(always)]
+    unsafe fn choose<S: Simd>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S> + Copy,
+    ) {
+        let logit = {
+            #[inline(always)]
+            move |source: &Source<T>, i: usize, count: usize| first_lanes(count, logit(source, i, count))
+        };
+        // SAFETY: as promised by the caller.
+        unsafe {
+            if len <= BATCH_LINE {
+                self.in_batches::<S>(lines, len, out, logit)
+            } else {
+                self.in_turns::<S>(lines, len, out, logit)
+            }
+        }
+    }
+
+    /// Batches of lines: while the sums of one are taken, the logits of the next one are made and the results of the one before
+    /// are written. So memory is read and written all the while. `logit(source, start, count)` makes a
+    /// vector of logits.
+    ///
+    /// # Safety
+    /// As of [`short`](Self::short).
+    #[inline(never)]
+    unsafe fn in_batches<S: Simd>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+    ) {
+        // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
+        unsafe {
+            S::enter(
+                #[inline(always)]
+                || self.in_batches_inside::<S>(lines, len, out, logit),
+            )
+        }
+    }
+
+    /// # Safety
+    /// As of [`short`](Self::short).
+    #[inline(always)]
+    unsafe fn in_batches_inside<S: Simd>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+    ) {
+        let none = T::Lanes::<S>::splat(T::Real::NEG_INFINITY);
+        let (mut batch, mut sources) =
+            (Batch::<S, T>::new(&self.call, len), Sources::new(&self.call, lines.start, len));
+        let (first, all) = (lines.start * len, lines.len() * len);
+        let (scores, out) = (self.call.scores.at(first, all).cast_const(), out.at(first, all));
+        let (most, room, ahead) = (batch.most, batch.room, ahead::<T>());
+        let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; IN_BATCHES * BATCH]);
+        let held = held.0.as_mut_ptr().cast::<T::Real>();
+        let mut kept = [0; random::room(MAX_BLOCK)];
+        let (count, batches) = (lines.len(), lines.len().div_ceil(most));
+        for step in 0..batches + 2 {
+            // The first line, by its number from that of all, of the batch that it is the turn of after so many steps, how many
+            // there are, and where they are held.
+            let turn = {
+                #[inline(always)]
+                |after: usize| match step.checked_sub(after) {
+                    Some(turn) if turn < batches => {
+                        (turn * most, most.min(count - turn * most), held.wrapping_add(turn % IN_BATCHES * most * room))
+                    }
+                    _ => (0, 0, held),
+                }
+            };
+            let ((read, to_read, z_read), (_, to_sum, z_sum), (written, to_write, z_written)) =
+                (turn(0), turn(1), turn(2));
+            // SAFETY of the block: the elements are there, `held` has room for the lines in work; the rest by the caller's promise.
+            unsafe {
+                let mut keep = {
+                    #[inline(always)]
+                    |line| keep_along::<S, T>(&self.call, lines.start + line, 0, len, &mut kept)
+                };
+                sources.find::<S>(to_read);
+                if [to_read, to_sum, to_write] == [most; 3] {
+                    for i in 0..most {
+                        let source = sources.source(i, scores.add((read + i) * len));
+                        let (keep, scale) = (keep(written + i), batch.scales[i]);
+                        let to = out.add((written + i) * len);
+                        let mut write = line_results::<S, T>(z_written.add(i * room), to, scale, keep);
+                        let (z, mut max) = (z_read.add(i * room), none);
+                        batch.sums[i] = line_sum::<S, T>(
+                            z_sum.add(i * room),
+                            len,
+                            batch.references[i],
+                            #[inline(always)]
+                            |i, count| {
+                                S::prefetch(source.scores.wrapping_add(i + ahead));
+                                let logit = logit(&source, i, count);
+                                max = logit.or_greater(max);
+                                logit.store(z.add(i));
+                                // Memory that is written is read first.
+                                S::prefetch(to.wrapping_add(i + ahead));
+                                write(i, count);
+                            },
+                        );
+                        batch.maxima[i] = max;
+                    }
+                } else {
+                    for i in 0..to_read {
+                        let source = sources.source(i, scores.add((read + i) * len));
+                        let (z, mut max) = (z_read.add(i * room), none);
+                        each::<T::Lanes<S>>(
+                            0..len,
+                            #[inline(always)]
+                            |i, count| {
+                                let logit = logit(&source, i, count);
+                                max = logit.or_greater(max);
+                                logit.store(z.add(i));
+                            },
+                        );
+                        batch.maxima[i] = max;
+                    }
+                    for i in 0..to_sum {
+                        batch.sums[i] = line_sum::<S, T>(
+                            z_sum.add(i * room),
+                            len,
+                            batch.references[i],
+                            #[inline(always)]
+                            |_, _| (),
+                        );
+                    }
+                    for i in 0..to_write {
+                        let (keep, scale) = (keep(written + i), batch.scales[i]);
+                        each::<T::Lanes<S>>(
+                            0..len,
+                            line_results::<S, T>(z_written.add(i * room), out.add((written + i) * len), scale, keep),
+                        );
+                    }
+                }
+                batch.summed();
+                batch.read(&sources.sinks);
+            }
+        }
+    }
+
+    /// What one line is made from. The place and the value of the line before's sink are those of most lines.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn turn<S: Simd>(
+        &self,
+        place: &Place,
+        len: usize,
+        steps: Steps,
+        windows: &Option<Windows>,
+        last_sink: &mut (usize, T::Real),
+    ) -> (Source<T>, T::Real) {
+        let call = &self.call;
+        let mut sink = T::Real::NEG_INFINITY;
+        let mut turn = Source {
+            scores: call.scores.at(place.scores, len),
+            bias: std::ptr::null(),
+            mask: std::ptr::null(),
+            window: std::ptr::null(),
+            shift: T::Real::ZERO,
+        };
+        match call.bias {
+            Some(bias) if steps.bias != 0 => turn.bias = bias.at(place.bias, len),
+            // SAFETY: one element is there; the rest by the caller's promise.
+            Some(bias) => turn.shift = unsafe { one::<S, T>(bias.at(place.bias, 1)) },
+            None => (),
+        }
+        if let Some(mask) = call.mask {
+            turn.mask = mask.at(place.mask, len);
+        }
+        if let Some(sinks) = call.sinks {
+            if last_sink.0 != place.sink {
+                // SAFETY: likewise.
+                *last_sink = (place.sink, unsafe { one::<S, T>(sinks.at(place.sink, 1)) });
+            }
+            sink = last_sink.1;
+        }
+        if let Some(windows) = windows {
+            turn.window = windows.mask(place.query);
+            if call.mask.is_none() {
+                turn.mask = turn.window;
+            }
+        }
+        (turn, sink)
+    }
+
+    /// While the sum of one line is taken, the maximum of a later one is found and the results of an earlier one are written.
+    /// `logit(source, start, count)` makes a vector of logits.
+    ///
+    /// # Safety
+    /// As of [`short`](Self::short).
+    #[inline(never)]
+    unsafe fn in_turns<S: Simd>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+    ) {
+        // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
+        unsafe {
+            S::enter(
+                #[inline(always)]
+                || self.in_turns_inside::<S>(lines, len, out, logit),
+            )
+        }
+    }
+
+    /// # Safety
+    /// As of [`short`](Self::short).
+    #[inline(always)]
+    unsafe fn in_turns_inside<S: Simd>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+    ) {
+        let (none, zero) = (T::Real::NEG_INFINITY, T::Real::ZERO);
+        let lag = if len <= FAR_APART { MAX_LAG } else { 1 };
+        let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; 4 * MAX_BLOCK]);
+        let in_turns = InTurns {
+            held: held.0.as_mut_ptr().cast::<T::Real>(),
+            ring: (2 * lag + 1).next_power_of_two(),
+            room: len.next_multiple_of(T::Lanes::<S>::COUNT),
+            len,
+            ahead: lag * len + ahead::<T>(),
+        };
+        let (steps, count) = (self.call.steps_along(), lines.len());
+        let factor = self.call.options.dropout.map_or(T::Real::ONE, |dropout| T::Real::nearest(dropout.kept_scale()));
+        let factor = factor * T::Lanes::<S>::UNSCALE;
+        let (_, of_nothing) = self.call.scales::<T::Lanes<S>>(None);
+        let mut kept = [0; random::room(MAX_BLOCK)];
+        let mut places = self.call.geometry.places(lines.start);
+        let windows = self.call.options.window.map(|window| Windows::new(window, len));
+        let mut last_sink = (usize::MAX, none);
+        let scores = |line: usize| self.call.scores.at((lines.start + line) * len, len).cast_const();
+        // SAFETY of the block: the elements are there, `held` has room for the lines in work; the rest by the caller's promise.
+        unsafe {
+            // Of a line: the maximum of it and its sink, the sink, and the sum of both in a vector. When the results are written,
+            // the steps from that to one number wait for nothing.
+            let (mut max, mut sink) = ([none; IN_WORK], [none; IN_WORK]);
+            let mut sum = [T::Lanes::<S>::splat(zero); IN_WORK];
+            for step in 0..count + 2 * lag {
+                let next = if step < count {
+                    Some(self.turn::<S>(&places.next(), len, steps, &windows, &mut last_sink))
+                } else {
+                    None
+                };
+                let summed = step.checked_sub(lag).filter(|&line| line < count);
+                let written = step.checked_sub(2 * lag).map(
+                    #[inline(always)]
+                    |line| {
+                        let (max, sum) = (max[line % IN_WORK], sum[line % IN_WORK].sum_across());
+                        let scale = if max == none && sum == zero { of_nothing } else { T::Real::ONE / sum * factor };
+                        let keep = keep_along::<S, T>(&self.call, lines.start + line, 0, len, &mut kept);
+                        (line, out.at((lines.start + line) * len, len), scale, keep)
+                    },
+                );
+                let mut found = T::Lanes::<S>::splat(none);
+                let z = in_turns.held(step);
+                if let (Some((next, _)), Some(line), Some((written, to, scale, keep))) = (next, summed, written) {
+                    let mut write = in_turns.results::<S, T>(written, to, scale, keep);
+                    sum[line % IN_WORK] = in_turns.sum::<S, T>(
+                        line,
+                        scores(line),
+                        max[line % IN_WORK],
+                        #[inline(always)]
+                        |i, count| {
+                            let logit = logit(&next, i, count);
+                            logit.store(z.add(i));
+                            found = logit.or_greater(found);
+                            write(i, count);
+                        },
+                    );
+                } else {
+                    if let Some((next, _)) = next {
+                        each::<T::Lanes<S>>(
+                            0..len,
+                            #[inline(always)]
+                            |i, count| {
+                                let logit = logit(&next, i, count);
+                                logit.store(z.add(i));
+                                found = logit.or_greater(found);
+                            },
+                        );
+                    }
+                    if let Some(line) = summed {
+                        sum[line % IN_WORK] = in_turns.sum::<S, T>(
+                            line,
+                            scores(line),
+                            max[line % IN_WORK],
+                            #[inline(always)]
+                            |_, _| (),
+                        );
+                    }
+                    if let Some((line, to, scale, keep)) = written {
+                        each::<T::Lanes<S>>(0..len, in_turns.results::<S, T>(line, to, scale, keep));
+                    }
+                }
+                if let (Some(line), Some(_)) = (summed, self.call.sinks) {
+                    let reference = T::Lanes::<S>::splat(max[line % IN_WORK].or_greater(T::Real::LOWEST));
+                    let sink = T::Lanes::<S>::splat(sink[line % IN_WORK]).keep(1, none);
+                    sum[line % IN_WORK] = sum[line % IN_WORK] + (sink - reference).exp();
+                }
+                if let Some((_, next_sink)) = next {
+                    max[step % IN_WORK] = next_sink.or_greater(found.max_across());
+                    sink[step % IN_WORK] = next_sink;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_are_the_windows() {
+        let looks = [0, 1, 2, 3, 5, 9, usize::MAX];
+        for (len, queries) in (1..6).flat_map(|len| (1..8).map(move |queries| (len, queries))) {
+            for (before, after) in looks.into_iter().flat_map(|before| looks.map(|after| (before, after))) {
+                let window = Window { before, after, queries };
+                let windows = Windows::new(window, len);
+                for query in 0..queries {
+                    let (first, end) = window.keys(query, len);
+                    let expected: Vec<u8> = (0..len).map(|key| (first <= key && key < end).into()).collect();
+                    // SAFETY: as many bytes are there, and those of a vector more.
+                    let found = unsafe { std::slice::from_raw_parts(windows.mask(query), len + MAX_LANES) };
+                    assert_eq!(found[..len], expected, "{window:?}, {len} keys, query {query}");
+                }
+            }
+        }
+    }
+}
