@@ -210,17 +210,18 @@ impl<T: Element> Columns<'_, T> {
         let (bias, mask) = (self.call.bias.is_some(), self.call.mask.is_some());
         let neighbours = side.steps.bias == 1;
         // SAFETY of the block: the elements are there; the rest by the caller's promise.
-        // One loop for each combination.
+        // One loop for each combination, in a function of its own: what it captures is moved there, or it would be fetched again
+        // for each vector.
         unsafe {
             let read = {
                 #[inline(always)]
-                |of: &Origin<T>, j: usize, i: usize, count: usize| {
+                move |of: &Origin<T>, j: usize, i: usize, count: usize| {
                     T::read::<S>(of.scores.add(j * stride + i), count, zero)
                 }
             };
             let read_bias = {
                 #[inline(always)]
-                |of: &Origin<T>, j: usize, i: usize, count: usize| {
+                move |of: &Origin<T>, j: usize, i: usize, count: usize| {
                     let bias = of.bias.add(j * bias_stride + i);
                     S::prefetch(bias.wrapping_add(ROWS * bias_stride));
                     T::read::<S>(bias, count, zero)
@@ -232,28 +233,28 @@ impl<T: Element> Columns<'_, T> {
                     range,
                     todo,
                     #[inline(always)]
-                    |of, j, i, count| read(of, j, i, count) * scale,
+                    move |of, j, i, count| read(of, j, i, count) * scale,
                 ),
                 (None, true, false) if neighbours => self.rows::<S>(
                     side,
                     range,
                     todo,
                     #[inline(always)]
-                    |of, j, i, count| read(of, j, i, count).mul_add(scale, read_bias(of, j, i, count)),
+                    move |of, j, i, count| read(of, j, i, count).mul_add(scale, read_bias(of, j, i, count)),
                 ),
                 (Some([inverse, cap]), false, false) => self.rows::<S>(
                     side,
                     range,
                     todo,
                     #[inline(always)]
-                    |of, j, i, count| (read(of, j, i, count) * inverse).tanh() * cap,
+                    move |of, j, i, count| (read(of, j, i, count) * inverse).tanh() * cap,
                 ),
                 (None, false, true) => self.rows::<S>(
                     side,
                     range,
                     todo,
                     #[inline(always)]
-                    |of, j, i, count| {
+                    move |of, j, i, count| {
                         let logit = read(of, j, i, count) * scale;
                         logit.where_some_kept(of.mask.add(j * mask_stride + i), count, none)
                     },
@@ -263,7 +264,7 @@ impl<T: Element> Columns<'_, T> {
                     range,
                     todo,
                     #[inline(always)]
-                    |of, j, i, count| {
+                    move |of, j, i, count| {
                         let x = read(of, j, i, count);
                         let x = match cap {
                             Some([inverse, cap]) => (x * inverse).tanh() * cap,

@@ -374,22 +374,23 @@ impl<T: Element> Rows<'_, T> {
         let bias = self.call.bias.is_some() && self.call.geometry.bias_step != 0;
         let (mask, window) = (self.call.mask.is_some(), self.call.options.window.is_some());
         // SAFETY of the block: the elements are there, and the rest by the caller's promise.
-        // One loop for each combination.
+        // One loop for each combination, in a function of its own: what it captures is moved there, or it would be fetched again
+        // for each vector.
         unsafe {
             let read = {
                 #[inline(always)]
-                |of: &Source<T>, i: usize, count| T::read::<S>(of.scores.add(i), count, T::Real::ZERO)
+                move |of: &Source<T>, i: usize, count| T::read::<S>(of.scores.add(i), count, T::Real::ZERO)
             };
             let read_bias = {
                 #[inline(always)]
-                |of: &Source<T>, i: usize, count| {
+                move |of: &Source<T>, i: usize, count| {
                     S::prefetch(of.bias.wrapping_add(i + ahead::<T>()));
                     T::read::<S>(of.bias.add(i), count, T::Real::ZERO)
                 }
             };
             let shift = {
                 #[inline(always)]
-                |of: &Source<T>| T::Lanes::<S>::splat(of.shift)
+                move |of: &Source<T>| T::Lanes::<S>::splat(of.shift)
             };
             match (cap, bias, mask || window) {
                 (None, false, false) => self.choose::<S>(
@@ -397,21 +398,21 @@ impl<T: Element> Rows<'_, T> {
                     len,
                     out,
                     #[inline(always)]
-                    |of, i, count| read(of, i, count).mul_add(scale, shift(of)),
+                    move |of, i, count| read(of, i, count).mul_add(scale, shift(of)),
                 ),
                 (None, true, false) => self.choose::<S>(
                     lines,
                     len,
                     out,
                     #[inline(always)]
-                    |of, i, count| read(of, i, count).mul_add(scale, read_bias(of, i, count)),
+                    move |of, i, count| read(of, i, count).mul_add(scale, read_bias(of, i, count)),
                 ),
                 (None, false, true) if !(mask && window) => self.choose::<S>(
                     lines,
                     len,
                     out,
                     #[inline(always)]
-                    |of, i, count| {
+                    move |of, i, count| {
                         let logit = read(of, i, count).mul_add(scale, shift(of));
                         logit.where_some_kept(of.mask.add(i), count, none)
                     },
@@ -421,14 +422,14 @@ impl<T: Element> Rows<'_, T> {
                     len,
                     out,
                     #[inline(always)]
-                    |of, i, count| (read(of, i, count) * inverse).tanh().mul_add(cap, shift(of)),
+                    move |of, i, count| (read(of, i, count) * inverse).tanh().mul_add(cap, shift(of)),
                 ),
                 (cap, ..) => self.choose::<S>(
                     lines,
                     len,
                     out,
                     #[inline(always)]
-                    |of, i, count| {
+                    move |of, i, count| {
                         let bias = if bias { read_bias(of, i, count) } else { shift(of) };
                         let mut logit = match cap {
                             Some([inverse, cap]) => (read(of, i, count) * inverse).tanh().mul_add(cap, bias),
