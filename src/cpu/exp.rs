@@ -20,6 +20,7 @@ const BIAS_F32: f32 = 127.0 + 64.0;
 pub(super) const UNSCALE_F32: f32 = 1.0 / 18_446_744_073_709_551_616.0;
 
 /// The mantissas of 2^(i/32).
+#[cfg(target_arch = "x86_64")]
 const MANTISSAS: [u32; 32] = [
     0x00_0000, 0x02_cd87, 0x05_aac3, 0x08_980f, 0x0b_95c2, 0x0e_a43a, 0x11_c3d3, 0x14_f4f0, 0x18_37f0, 0x1b_8d3a,
     0x1e_f532, 0x22_7043, 0x25_fed7, 0x29_a15b, 0x2d_583f, 0x31_23f6, 0x35_04f3, 0x38_fbaf, 0x3d_08a4, 0x41_2c4d,
@@ -29,6 +30,7 @@ const MANTISSAS: [u32; 32] = [
 
 /// What the low bits of [`Lanes::power`], shifted up, are added to where the lowest of them are i: the mantissa of 2^(i/N),
 /// less these bits.
+#[cfg(target_arch = "x86_64")]
 pub(super) const fn powers<const N: usize>() -> [u32; N] {
     let mut powers = [0; N];
     let mut i = 0;

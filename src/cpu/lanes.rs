@@ -70,7 +70,7 @@ pub(crate) trait Pack: Copy {
 pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
     /// Whether [`mul_add`](Self::mul_add) rounds once.
     const FUSED: bool;
-    /// Parts of a power of two that [`power`](Self::power) knows.
+    /// How many steps [`power`](Self::power) knows from one power of two to the next: 1, 8 or 32.
     const STEPS: u32;
     /// A power of two: what [`scaled_exp`](Self::scaled_exp) is to be multiplied by.
     const UNSCALE: Self::Real;
