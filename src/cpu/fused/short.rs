@@ -40,10 +40,9 @@ struct Windows {
     bytes: Vec<u8>,
     len: isize,
     ones: isize,
-    /// A query's position, less its number.
-    shift: isize,
-    before: isize,
-    after: isize,
+    /// The first key of query 0's window and the one after its last, whether or not there are such keys.
+    first: isize,
+    end: isize,
 }
 
 impl Windows {
@@ -55,15 +54,16 @@ impl Windows {
         let mut bytes = vec![0; 2 * len + ones + MAX_LANES];
         bytes[len..len + ones].fill(1);
         let [len, ones, queries, before, after] = [len, ones, window.queries, before, after].map(|n| n as isize);
-        Self { bytes, len, ones, shift: len - queries, before, after }
+        let position = len - queries;
+        Self { bytes, len, ones, first: position - before, end: position + after + 1 }
     }
 
     /// The mask of this query's line.
     #[inline(always)]
     fn mask(&self, query: usize) -> *const u8 {
-        let position = query as isize + self.shift;
+        let query = query as isize;
         // Where the ones begin. There may be fewer than the window has keys: then they end where it does, or the line.
-        let first = (position - self.before).max((position + self.after + 1).min(self.len) - self.ones);
+        let first = (query + self.first).max((query + self.end).min(self.len) - self.ones);
         self.bytes[(self.len - first.clamp(-self.ones, self.len)) as usize..].as_ptr()
     }
 }
@@ -204,6 +204,8 @@ unsafe fn line_results<S: Simd, T: Element>(
             if let Some(keep) = keep {
                 result = result.where_kept(keep.add(i), T::Real::ZERO);
             }
+            // Memory that is written is read first.
+            S::prefetch(to.wrapping_add(i + ahead::<T>()));
             T::put::<S>(result, to.add(i), count);
         }
     }
@@ -329,35 +331,6 @@ impl<R: Real> InTurns<R> {
                     meanwhile(i, count);
                 },
             )
-        }
-    }
-
-    /// What writes the results of a line, vector by vector.
-    ///
-    /// # Safety
-    /// The CPU has the instructions of `S`, the line's scaled exponentials are there, `to` is valid for writes of the line,
-    /// `keep` for reads of a byte for each and a vector more, and the function answered is called for vectors in a line.
-    #[inline(always)]
-    unsafe fn results<S: Simd, T: Element<Real = R>>(
-        &self,
-        line: usize,
-        to: *mut T,
-        scale: R,
-        keep: Option<*const u8>,
-    ) -> impl FnMut(usize, usize) {
-        let (from, scale) = (self.held(line), T::Lanes::<S>::splat(scale));
-        #[inline(always)]
-        move |i, count| {
-            // SAFETY of the block: as promised by the caller.
-            unsafe {
-                let mut result = T::Lanes::<S>::load(from.add(i)) * scale;
-                if let Some(keep) = keep {
-                    result = result.where_kept(keep.add(i), R::ZERO);
-                }
-                // Memory that is written is read first.
-                S::prefetch(to.wrapping_add(i + ahead::<T>()));
-                T::put::<S>(result, to.add(i), count);
-            }
         }
     }
 }
@@ -556,8 +529,6 @@ impl<T: Element> Rows<'_, T> {
                                 let logit = logit(&source, i, count);
                                 max = logit.or_greater(max);
                                 logit.store(z.add(i));
-                                // Memory that is written is read first.
-                                S::prefetch(to.wrapping_add(i + ahead));
                                 write(i, count);
                             },
                         );
@@ -724,7 +695,7 @@ impl<T: Element> Rows<'_, T> {
                 let mut found = T::Lanes::<S>::splat(none);
                 let z = in_turns.held(step);
                 if let (Some((next, _)), Some(line), Some((written, to, scale, keep))) = (next, summed, written) {
-                    let mut write = in_turns.results::<S, T>(written, to, scale, keep);
+                    let mut write = line_results::<S, T>(in_turns.held(written), to, scale, keep);
                     sum[line % IN_WORK] = in_turns.sum::<S, T>(
                         line,
                         scores(line),
@@ -759,7 +730,7 @@ impl<T: Element> Rows<'_, T> {
                         );
                     }
                     if let Some((line, to, scale, keep)) = written {
-                        each::<T::Lanes<S>>(0..len, in_turns.results::<S, T>(line, to, scale, keep));
+                        each::<T::Lanes<S>>(0..len, line_results::<S, T>(in_turns.held(line), to, scale, keep));
                     }
                 }
                 if let (Some(line), Some(_)) = (summed, self.call.sinks) {
