@@ -24,7 +24,7 @@ pub(crate) trait Number:
     fn splat(x: Self::Real) -> Self;
     /// The greater of the two, lane by lane; a NaN in `self` is passed over (it reaches the result through the sum).
     fn or_greater(self, max: Self) -> Self;
-    /// The lesser of the two, lane by lane, and NaN for NaN.
+    /// The lesser of the two, lane by lane, and NaN for NaN; a NaN in `limit` is passed over.
     fn at_most(self, limit: Self) -> Self;
     /// 0 in place of NaN.
     fn nan_to_zero(self) -> Self;

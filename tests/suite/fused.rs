@@ -798,7 +798,17 @@ fn a_nan_that_is_masked_does_not_count() -> Result<()> {
             assert!(values_of(Softmax::new().mask(&keep), &[bad, 1.0, 1.0])?[..2].iter().all(|p| p.is_nan()));
             let softcap = Softmax::new().softcap(1.0).mask(&keep);
             assert_eq!(values_of(softcap, &[1.0, 1.0, bad])?, [0.5, 0.5, 0.0]);
-            assert_eq!(values_of(Softmax::new().window(1, 0), &[bad, 1.0, 1.0])?, [0.0, 0.5, 0.5]);
+            for len in [3, 100, 2000] {
+                let in_window = |at: usize| -> Result<Vec<f64>> {
+                    let mut scores = vec![1f32; len];
+                    scores[at] = bad;
+                    let out = Softmax::new().window(1, 0).forward(&Tensor::from_vec(scores, (1, len), &device)?)?;
+                    Ok(values(&out)?.split_off(len - 3))
+                };
+                assert_eq!(in_window(len - 3)?, [0.0, 0.5, 0.5]);
+                assert!(in_window(len - 2)?[1..].iter().all(|p| p.is_nan()));
+                assert!(in_window(len - 1)?[1..].iter().all(|p| p.is_nan()));
+            }
             let bias = Tensor::new(&[0f32, 0., bad], &device)?;
             assert_eq!(values_of(Softmax::new().bias(&bias).mask(&keep), &[1.0; 3])?, [0.5, 0.5, 0.0]);
             // Its gradient is 0, and so are not those of the others NaN.

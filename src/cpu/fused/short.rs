@@ -27,44 +27,47 @@ struct Source<T: Element> {
     scores: *const T,
     /// Null unless there is one for each element.
     bias: *const T,
-    /// A byte for each element, 0 if it does not take part: as the mask says or, without a mask, the window. Null without both.
+    /// A byte for each element, 0 if it does not take part. Null without a mask.
     mask: *const u8,
-    /// As the window says. Null without one.
-    window: *const u8,
+    /// What logits are at most, see [`Windows`]. Null without a window.
+    window: *const T::Real,
     /// The bias where there is one for all.
     shift: T::Real,
 }
 
-/// The windows of lines as masks, which are parts of the same bytes: as many ones as a window has keys between zeros.
-struct Windows {
-    bytes: Vec<u8>,
+/// The windows of lines as what logits are at most, one instruction a vector: ∞ for keys in the window, −∞ for others. A NaN in
+/// the window becomes ∞, of which the sum is NaN all the same. Lines have parts of the same numbers: as many of ∞ as a window
+/// has keys, between such of −∞.
+struct Windows<R> {
+    limits: Vec<R>,
     len: isize,
-    ones: isize,
+    /// How many are of ∞.
+    keys: isize,
     /// The first key of query 0's window and the one after its last, whether or not there are such keys.
     first: isize,
     end: isize,
 }
 
-impl Windows {
+impl<R: Real> Windows<R> {
     /// For lines of `len` elements.
     fn new(window: Window, len: usize) -> Self {
         // No key is farther from a query, and sizes of tensors are no isize too large.
-        let [before, after] = [window.before, window.after].map(|keys| keys.min(len + window.queries));
-        let ones = (before + after + 1).min(len);
-        let mut bytes = vec![0; 2 * len + ones + MAX_LANES];
-        bytes[len..len + ones].fill(1);
-        let [len, ones, queries, before, after] = [len, ones, window.queries, before, after].map(|n| n as isize);
+        let [before, after] = [window.before, window.after].map(|n| n.min(len + window.queries));
+        let keys = (before + after + 1).min(len);
+        let mut limits = vec![R::NEG_INFINITY; 2 * len + keys + MAX_LANES];
+        limits[len..len + keys].fill(R::ZERO - R::NEG_INFINITY);
+        let [len, keys, queries, before, after] = [len, keys, window.queries, before, after].map(|n| n as isize);
         let position = len - queries;
-        Self { bytes, len, ones, first: position - before, end: position + after + 1 }
+        Self { limits, len, keys, first: position - before, end: position + after + 1 }
     }
 
-    /// The mask of this query's line.
+    /// The limits of this query's line.
     #[inline(always)]
-    fn mask(&self, query: usize) -> *const u8 {
+    fn of(&self, query: usize) -> *const R {
         let query = query as isize;
-        // Where the ones begin. There may be fewer than the window has keys: then they end where it does, or the line.
-        let first = (query + self.first).max((query + self.end).min(self.len) - self.ones);
-        self.bytes[(self.len - first.clamp(-self.ones, self.len)) as usize..].as_ptr()
+        // The first key of those of ∞. They may be fewer than the window has: then they end where it does, or the line.
+        let first = (query + self.first).max((query + self.end).min(self.len) - self.keys);
+        self.limits[(self.len - first.clamp(-self.keys, self.len)) as usize..].as_ptr()
     }
 }
 
@@ -76,8 +79,8 @@ struct Sources<'a, T: Element> {
     bias: [*const T; MAX_LANES],
     mask: [*const u8; MAX_LANES],
     shift: [T::Real; MAX_LANES],
-    windows: Option<Windows>,
-    window: [*const u8; MAX_LANES],
+    windows: Option<Windows<T::Real>>,
+    window: [*const T::Real; MAX_LANES],
     /// −∞ where there is none.
     sinks: [T::Real; MAX_LANES],
 }
@@ -130,10 +133,7 @@ impl<'a, T: Element> Sources<'a, T> {
             }
             if let Some(windows) = &self.windows {
                 for (i, line) in lines.clone().enumerate() {
-                    self.window[line] = windows.mask(place.query + i * axis.query);
-                    if call.mask.is_none() {
-                        self.mask[line] = self.window[line];
-                    }
+                    self.window[line] = windows.of(place.query + i * axis.query);
                 }
             }
             if let Some(sinks) = call.sinks {
@@ -365,22 +365,26 @@ impl<T: Element> Rows<'_, T> {
                 #[inline(always)]
                 move |of: &Source<T>| T::Lanes::<S>::splat(of.shift)
             };
-            match (cap, bias, mask || window) {
-                (None, false, false) => self.choose::<S>(
+            let within = {
+                #[inline(always)]
+                move |of: &Source<T>, i: usize, logit| T::Lanes::<S>::load(of.window.add(i)).at_most(logit)
+            };
+            match (cap, bias, mask, window) {
+                (None, false, false, false) => self.choose::<S>(
                     lines,
                     len,
                     out,
                     #[inline(always)]
                     move |of, i, count| read(of, i, count).mul_add(scale, shift(of)),
                 ),
-                (None, true, false) => self.choose::<S>(
+                (None, true, false, false) => self.choose::<S>(
                     lines,
                     len,
                     out,
                     #[inline(always)]
                     move |of, i, count| read(of, i, count).mul_add(scale, read_bias(of, i, count)),
                 ),
-                (None, false, true) if !(mask && window) => self.choose::<S>(
+                (None, false, true, false) => self.choose::<S>(
                     lines,
                     len,
                     out,
@@ -390,7 +394,14 @@ impl<T: Element> Rows<'_, T> {
                         logit.where_some_kept(of.mask.add(i), count, none)
                     },
                 ),
-                (Some([inverse, cap]), false, false) => self.choose::<S>(
+                (None, false, false, true) => self.choose::<S>(
+                    lines,
+                    len,
+                    out,
+                    #[inline(always)]
+                    move |of, i, count| within(of, i, read(of, i, count).mul_add(scale, shift(of))),
+                ),
+                (Some([inverse, cap]), false, false, false) => self.choose::<S>(
                     lines,
                     len,
                     out,
@@ -412,7 +423,7 @@ impl<T: Element> Rows<'_, T> {
                             logit = logit.where_some_kept(of.mask.add(i), count, none);
                         }
                         if window {
-                            logit = logit.where_kept(of.window.add(i), none);
+                            logit = within(of, i, logit);
                         }
                         logit
                     },
@@ -582,7 +593,7 @@ impl<T: Element> Rows<'_, T> {
         place: &Place,
         len: usize,
         steps: Steps,
-        windows: &Option<Windows>,
+        windows: &Option<Windows<T::Real>>,
         last_sink: &mut (usize, T::Real),
     ) -> (Source<T>, T::Real) {
         let call = &self.call;
@@ -611,10 +622,7 @@ impl<T: Element> Rows<'_, T> {
             sink = last_sink.1;
         }
         if let Some(windows) = windows {
-            turn.window = windows.mask(place.query);
-            if call.mask.is_none() {
-                turn.mask = turn.window;
-            }
+            turn.window = windows.of(place.query);
         }
         (turn, sink)
     }
@@ -752,17 +760,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn masks_are_the_windows() {
+    fn limits_are_the_windows() {
         let looks = [0, 1, 2, 3, 5, 9, usize::MAX];
         for (len, queries) in (1..6).flat_map(|len| (1..8).map(move |queries| (len, queries))) {
             for (before, after) in looks.into_iter().flat_map(|before| looks.map(|after| (before, after))) {
                 let window = Window { before, after, queries };
-                let windows = Windows::new(window, len);
+                let windows = Windows::<f32>::new(window, len);
                 for query in 0..queries {
                     let (first, end) = window.keys(query, len);
-                    let expected: Vec<u8> = (0..len).map(|key| (first <= key && key < end).into()).collect();
-                    // SAFETY: as many bytes are there, and those of a vector more.
-                    let found = unsafe { std::slice::from_raw_parts(windows.mask(query), len + MAX_LANES) };
+                    let limit = |key| if first <= key && key < end { f32::INFINITY } else { f32::NEG_INFINITY };
+                    let expected: Vec<f32> = (0..len).map(limit).collect();
+                    // SAFETY: as many numbers are there, and those of a vector more.
+                    let found = unsafe { std::slice::from_raw_parts(windows.of(query), len + MAX_LANES) };
                     assert_eq!(found[..len], expected, "{window:?}, {len} keys, query {query}");
                 }
             }
