@@ -74,6 +74,8 @@ mod cuda {
         (90, "kernels/fused_warp_scores_window", HALF),
         (90, "kernels/fused_backward_warp", HALF),
         (90, "kernels/fused_backward_block", HALF),
+        (90, "kernels/fused_backward_warp_scores", ALL_BUT_DOUBLE),
+        (90, "kernels/fused_backward_block_scores", ALL_BUT_DOUBLE),
         (90, "kernels/hopper/fused_cluster", ALL),
         (75, "kernels/statistics", ALL),
         (75, "kernels/loss_backward", ALL),

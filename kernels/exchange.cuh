@@ -104,14 +104,16 @@ struct WarpGroup {
     template <typename F>
     __device__ __forceinline__ R reduce(R value, F f) const { return warp_group_reduce(value, size(), f); }
     __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const { return part; }
-    __device__ __forceinline__ R sum(R part) const { return part; }
+    __device__ __forceinline__ Weighted<R> merge(Weighted<R> part, bool) const { return part; }
+    // Whether what holds for this line holds for all of the warp, whose threads go the same way
+    __device__ __forceinline__ bool all(bool holds) const { return __all_sync(~0u, holds); }
 };
 
 // A block, or a cluster of them.
 template <typename R, typename Exchange>
 struct WholeBlocks {
     Exchange exchange;
-    R* sums;  // MAX_WARPS, in shared memory
+    Weighted<R>* weighted;  // MAX_WARPS, in shared memory
     static constexpr bool BLOCK = true;
     __device__ __forceinline__ int rank() const { return threadIdx.x; }  // in a block
     __device__ __forceinline__ int64_t line() const { return exchange.line(); }
@@ -119,10 +121,10 @@ struct WholeBlocks {
     __device__ __forceinline__ R reduce(R value, F f) const { return warp_group_reduce(value, 32, f); }
     __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const { return exchange.merge(part); }
     // Of a block
-    __device__ __forceinline__ R sum(R part) const {
-        if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = part;
+    __device__ __forceinline__ Weighted<R> merge(Weighted<R> part, bool unweighted) const {
+        if (threadIdx.x % 32 == 0) weighted[threadIdx.x / 32] = part;
         __syncthreads();
-        const int lane = threadIdx.x % 32;
-        return warp_group_reduce(lane < blockDim.x / 32 ? sums[lane] : R(0), 32, [](R a, R b) { return a + b; });
+        return merge_parts(weighted, blockDim.x / 32, unweighted);
     }
+    __device__ __forceinline__ bool all(bool holds) const { return holds; }
 };

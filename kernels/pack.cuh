@@ -168,6 +168,18 @@ __device__ __forceinline__ auto& bits_of(U& unit) {
     return reinterpret_cast<std::conditional_t<std::is_const_v<U>, const uint32_t, uint32_t>&>(unit);
 }
 
+// Element i of a pack is to be that of a unit.
+template <typename T, int SIZE>
+__device__ __forceinline__ void set(Pack<T, SIZE>& pack, int i, Unit<T> to) {
+    if constexpr (Element<T>::PER_UNIT == 1) {
+        pack.units[i] = to;
+    } else {
+        const uint32_t mask = i % 2 ? 0xffff0000u : 0xffffu;
+        auto& bits = bits_of(pack.units[i / 2]);
+        bits = (bits & ~mask) | (bits_of(to) & mask);
+    }
+}
+
 // Elements begin..end of a pack, and -inf for the others
 template <typename T, int SIZE>
 __device__ __forceinline__ Pack<T, SIZE> part_of(Pack<T, SIZE> pack, int begin, int end) {

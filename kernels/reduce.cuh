@@ -77,6 +77,31 @@ __device__ __forceinline__ Normalizer<R> merge_parts(const Normalizer<R>* parts,
     return {max, sum};
 }
 
+// The same, and the sum of something that has the exponentials as its weights or, where it is said so, none.
+template <typename R>
+struct alignas(4 * sizeof(R)) Weighted {
+    R max, sum, dot;
+};
+
+template <typename R>
+__device__ __forceinline__ Weighted<R> merge_parts(const Weighted<R>* parts, int count, bool unweighted) {
+    const bool few = count <= 8;
+    const int first = few ? 0 : threadIdx.x % 32, step = few ? 1 : 32;
+    R max = negative_infinity<R>(), sum = 0, dot = 0;
+    for (int i = first; i < count; i += step) max = greater(max, parts[i].max);
+    if (!few) max = warp_group_reduce(max, 32, [](R a, R b) { return greater(a, b); });
+    const R reference = part_reference(max);
+    for (int i = first; i < count; i += step) {
+        const Weighted<R> part = parts[i];
+        const R weight = quick_exponential(part.max - reference);
+        sum += part.sum * weight;
+        dot += unweighted ? part.dot : part.dot * weight;
+    }
+    const auto add = [](R a, R b) { return a + b; };
+    if (!few) sum = warp_group_reduce(sum, 32, add), dot = warp_group_reduce(dot, 32, add);
+    return {max, sum, dot};
+}
+
 template <typename R>
 __device__ __forceinline__ Normalizer<R> merged(Normalizer<R> a, Normalizer<R> b) {
     const R max = greater(a.max, b.max), reference = part_reference(max);

@@ -287,6 +287,8 @@ mod tests {
                     Kernel::BackwardWarp { count: 16 },
                     Kernel::BackwardBlock { count: 16 },
                     Kernel::BackwardCluster { count: 32 },
+                    Kernel::FusedWarp { backward: true, lines: FusedLines::Scores },
+                    Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                 ],
                 "f64" => &[
                     Kernel::Column { rows: 16, whole },
@@ -305,6 +307,8 @@ mod tests {
                     Kernel::FusedWarp { backward: false, lines: FusedLines::ScoresWindow },
                     Kernel::FusedBlock { backward: false, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: false, lines: FusedLines::ScoresWindow },
+                    Kernel::FusedWarp { backward: true, lines: FusedLines::Scores },
+                    Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                     Kernel::Column { rows: 8, whole },
                     Kernel::Column { rows: 16, whole },
                     Kernel::Column { rows: 32, whole: any },

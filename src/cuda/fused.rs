@@ -220,11 +220,19 @@ fn run(
     let (mask, _mask_read) = optional(&around.mask, extent(geometry.mask_step, |axis| axis.mask), &stream)?;
     let (sinks, _sinks_read) = optional(&around.sinks, extent(0, |axis| axis.sink), &stream)?;
     let tensors = Addresses { bias, mask, sinks, ..tensors };
+    // Elements are multiplied by a number above 0, or they are masked, …
+    let scaled = bias == 0 && options.softcap.is_none() && (options.scale as f32) > 0.0;
+    // … and what else the kernels that hold scores take.
+    let scores = if backward {
+        out == dtype && options.output == Output::Probability && tensors.result != 0 && tensors.logits_gradient == 0
+    } else {
+        mask == 0
+    };
     let kind = FusedKind {
         backward,
         whole: whole_packs(geometry, dtype.size_in_bytes(), tensors),
         queries: options.window.map_or(0, |window| window.queries),
-        scaled: bias == 0 && mask == 0 && options.softcap.is_none() && (options.scale as f32) > 0.0,
+        scores: scaled && scores,
         narrow: is_narrow(options, geometry),
     };
     let plan = plan::fused(geometry.lines, kind, dtype.size_in_bytes(), functions::facts(device)?);

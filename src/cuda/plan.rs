@@ -181,7 +181,7 @@ pub(crate) enum FusedLines {
     Window,
     /// Of any length and offset.
     Any,
-    /// Whole packs of half precision, which are the logits but for a scale, …
+    /// Whole packs of scores, which are the logits but for a scale and, of gradients, a mask or window, …
     Scores,
     /// … and parts that are outside of a window are passed over.
     ScoresWindow,
@@ -195,8 +195,8 @@ pub(crate) struct FusedKind {
     pub whole: bool,
     /// How many lines after a line the next one is with the same window; 0 where there is no window.
     pub queries: usize,
-    /// The logits are the scores times a number above 0.
-    pub scaled: bool,
+    /// What [`FusedLines::Scores`] are for.
+    pub scores: bool,
     /// 32 bits are enough for lines, steps and positions.
     pub narrow: bool,
 }
@@ -451,8 +451,7 @@ pub(crate) fn fused(lines: Lines, kind: FusedKind, size: usize, device: DeviceFa
 }
 
 /// Elements of a thread and threads of a block, at most, as `kernels/fused.cuh` has them. Of (8, 16, 2048, 2048) with a scale: f32
-/// sixteen 0.94, 32 0.95; bf16 32 0.96, sixteen 1.13, 64 1.04. The gradients, over 3/2 of a copy: f32 sixteen 1.32, eight 1.28;
-/// bf16 sixteen 1.45, 32 1.61.
+/// sixteen 0.94, 32 0.95; bf16 32 0.96, sixteen 1.13, 64 1.04.
 fn fused_count(kind: FusedKind, size: usize) -> (usize, usize) {
     match (kind.whole, kind.backward, size) {
         (true, false, 2) => (32, 256),
@@ -466,14 +465,20 @@ fn fused_count(kind: FusedKind, size: usize) -> (usize, usize) {
 }
 
 fn fused_registers(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
-    let FusedKind { backward, whole, queries, narrow, .. } = kind;
-    let (count, most_threads) = fused_count(kind, size);
+    let FusedKind { backward, whole, queries, narrow, scores, .. } = kind;
     if lines.inner > 1 || !narrow {
         return None;
     }
-    let scores = fused_scores(lines, kind, size, device);
-    if lines.len > count * most_threads || scores.is_some() {
-        return scores;
+    let hopper = device.compute_capability >= 90;
+    if let (true, true, Some(held)) = (scores && whole, hopper, scores_count(backward, size)) {
+        let plan = if backward { backward_scores(lines, held) } else { fused_scores(lines, kind, held, device) };
+        if plan.is_some() {
+            return plan;
+        }
+    }
+    let (count, most_threads) = fused_count(kind, size);
+    if lines.len > count * most_threads {
+        return None;
     }
     let kind = match (whole, queries > 0 && !backward) {
         (false, _) => FusedLines::Any,
@@ -495,17 +500,41 @@ fn fused_registers(lines: Lines, kind: FusedKind, size: usize, device: DeviceFac
     (grid <= MAX_GRID).then(|| Plan { parameter: parameter as i32, ..plan(kernel, grid, block) })
 }
 
-/// Elements of half precision that a thread holds as they lie in memory, and threads of a block, at most. Of (8, 16, 2048, 2048)
-/// bf16: causal with a warp to a line 0.78, a block of two 0.82, as logits 0.94; without a window a block of one 1.01, as logits
-/// 1.00, with dropout 1.07 and 1.15; (8, 8192, 8192) causal 0.90 and 1.05.
-const FUSED_SCORES: (usize, usize) = (64, 256);
+/// Elements that a thread holds as they lie in memory, and threads of a block, at most. Of (8, 16, 2048, 2048) bf16: causal with
+/// a warp to a line 0.78, a block of two 0.82, as logits 0.94; without a window a block of one 1.01, as logits 1.00, with dropout
+/// 1.07 and 1.15; (8, 8192, 8192) causal 0.90 and 1.05. The gradients of half as many lines of 2048, f32 and bf16: scale 1.27 and
+/// 1.37, as logits 1.37 and 1.66; causal 1.01 and 1.09, 1.21 and 1.53; lines of 64 1.41 and 1.47, 1.73 and 1.85. f32 with 32
+/// elements 1.42, bf16 with 64 or sixteen 1.46 and 1.60.
+fn scores_count(backward: bool, size: usize) -> Option<(usize, usize)> {
+    match (backward, size) {
+        (false, 2) => Some((64, 256)),
+        (true, 2) => Some((32, 256)),
+        (true, 4) => Some((16, 512)),
+        _ => None,
+    }
+}
 
-fn fused_scores(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
-    let FusedKind { backward, whole, queries, scaled, .. } = kind;
-    let (count, most_threads) = FUSED_SCORES;
+fn backward_scores(lines: Lines, (count, most_threads): (usize, usize)) -> Option<Plan> {
+    let (backward, of) = (true, FusedLines::Scores);
+    let threads = lines.len.div_ceil(count);
+    let (kernel, grid, block, shift) = if threads <= WARP {
+        let shift = threads.next_power_of_two().ilog2();
+        (Kernel::FusedWarp { backward, lines: of }, lines.count().div_ceil(WARP_BLOCK >> shift), WARP_BLOCK, shift)
+    } else {
+        (Kernel::FusedBlock { backward, lines: of }, lines.count(), threads.next_multiple_of(WARP), 0)
+    };
+    (block <= most_threads && grid <= MAX_GRID).then(|| Plan { parameter: shift as i32, ..plan(kernel, grid, block) })
+}
+
+fn fused_scores(
+    lines: Lines,
+    kind: FusedKind,
+    (count, most_threads): (usize, usize),
+    device: DeviceFacts,
+) -> Option<Plan> {
+    let (FusedKind { backward, queries, .. }, size) = (kind, 2);
     // What fits a warp as logits, too, is better off so.
-    let fits = (fused_count(kind, 2).0 * WARP + 1..=count * most_threads).contains(&lines.len);
-    if !(fits && whole && scaled && !backward && size == 2 && device.compute_capability >= 90) {
+    if !(fused_count(kind, size).0 * WARP + 1..=count * most_threads).contains(&lines.len) {
         return None;
     }
     let threads = lines.len.div_ceil(count).next_multiple_of(WARP);
@@ -1088,9 +1117,10 @@ mod tests {
     #[test]
     fn fused_plans_cover_the_lines() {
         let device = |forced| DeviceFacts { forced, ..HOPPER };
-        let packs = FusedKind { backward: false, whole: true, queries: 0, scaled: false, narrow: true };
+        let packs = FusedKind { backward: false, whole: true, queries: 0, scores: false, narrow: true };
         let any = FusedKind { whole: false, ..packs };
-        let scaled = FusedKind { scaled: true, ..packs };
+        let scores = FusedKind { scores: true, ..packs };
+        let gradients = FusedKind { backward: true, ..scores };
         let (backward, of) = (false, FusedLines::Packs);
         for (lines, kind, device, kernel) in [
             (lines(1 << 20, 512, 1), packs, HOPPER, Kernel::FusedWarp { backward, lines: of }),
@@ -1101,21 +1131,24 @@ mod tests {
                 HOPPER,
                 Kernel::FusedBlock { backward, lines: FusedLines::Window },
             ),
-            (lines(64, 2048, 1), scaled, HOPPER, Kernel::FusedBlock { backward, lines: FusedLines::Scores }),
+            (lines(64, 2048, 1), scores, HOPPER, Kernel::FusedBlock { backward, lines: FusedLines::Scores }),
+            (lines(64, 1024, 1), gradients, HOPPER, Kernel::FusedWarp { backward: true, lines: FusedLines::Scores }),
+            (lines(64, 8192, 1), gradients, HOPPER, Kernel::FusedBlock { backward: true, lines: FusedLines::Scores }),
+            (lines(64, 2048, 1), gradients, TURING, Kernel::FusedBlock { backward: true, lines: of }),
             (
                 lines(64, 2048, 1),
-                FusedKind { queries: 64, ..scaled },
+                FusedKind { queries: 64, ..scores },
                 HOPPER,
                 Kernel::FusedWarp { backward, lines: FusedLines::ScoresWindow },
             ),
             (
                 lines(64, 16_384, 1),
-                FusedKind { queries: 64, ..scaled },
+                FusedKind { queries: 64, ..scores },
                 HOPPER,
                 Kernel::FusedBlock { backward, lines: FusedLines::ScoresWindow },
             ),
-            (lines(64, 2048, 1), scaled, TURING, Kernel::FusedBlock { backward, lines: of }),
-            (lines(64, 1024, 1), scaled, HOPPER, Kernel::FusedWarp { backward, lines: of }),
+            (lines(64, 2048, 1), scores, TURING, Kernel::FusedBlock { backward, lines: of }),
+            (lines(64, 1024, 1), scores, HOPPER, Kernel::FusedWarp { backward, lines: of }),
             (lines(64, 8200, 1), packs, HOPPER, Kernel::FusedCluster),
             (lines(64, 8200, 1), packs, TURING, Kernel::FusedReduce { backward }),
             (lines(64, 2000, 1), any, TURING, Kernel::FusedBlock { backward, lines: FusedLines::Any }),
@@ -1149,7 +1182,7 @@ mod tests {
                     backward,
                     whole,
                     queries: if size == 8 || outer == 129 { 100 } else { 0 },
-                    scaled: !backward && outer != 128,
+                    scores: outer != 128,
                     narrow: lines.count() < 1 << 32,
                 };
                 let plan = fused(lines, kind, size, device(forced));
@@ -1158,7 +1191,9 @@ mod tests {
                 use FusedLines::{Scores, ScoresWindow};
                 let (count, most_threads) = match plan.kernel {
                     Kernel::FusedWarp { lines: Scores | ScoresWindow, .. }
-                    | Kernel::FusedBlock { lines: Scores | ScoresWindow, .. } => FUSED_SCORES,
+                    | Kernel::FusedBlock { lines: Scores | ScoresWindow, .. } => {
+                        scores_count(backward, size).expect("of this size")
+                    }
                     _ => fused_count(kind, size),
                 };
                 assert!((1..=MAX_GRID).contains(&grid) && (WARP..=512).contains(&block), "{what}");

@@ -850,6 +850,39 @@ fn what_is_masked_has_gradient_zero_in_a_line_of_nan() -> Result<()> {
 }
 
 #[test]
+fn the_gradient_of_the_result_does_not_count_where_it_is_masked() -> Result<()> {
+    let lengths = [64, 100, 1000, 1024, 3000];
+    let cases = DTYPES.into_iter().flat_map(|dtype| lengths.map(|len| (dtype, len)));
+    for (device, (dtype, len)) in
+        devices().into_iter().flat_map(|device| cases.clone().map(move |case| (device.clone(), case)))
+    {
+        let keep: Vec<u8> = (0..len).map(|j| (j % 3 != 0).into()).collect();
+        let softmaxes = [
+            (Softmax::new().scale(0.5).mask(&Tensor::new(keep.as_slice(), &device)?), keep.clone()),
+            (Softmax::new().scale(0.5).window(len / 2, 0), (0..len).map(|j| (j >= len - 1 - len / 2).into()).collect()),
+        ];
+        for (softmax, keep) in softmaxes {
+            let gradient_with = |masked: f32| -> Result<Vec<f64>> {
+                let scores = Var::from_tensor(&make(&[1, len], 3.0, 1, dtype)?.to_device(&device)?)?;
+                let weights = (0..len).map(|j| if keep[j] == 1 { (j % 7) as f32 - 3.0 } else { masked });
+                let weights = Tensor::from_iter(weights, &device)?.unsqueeze(0)?.to_dtype(dtype)?;
+                let grads = (softmax.forward(&scores)? * weights)?.sum_all()?.backward()?;
+                values(grads.get(&scores).expect("a gradient"))
+            };
+            let expected = gradient_with(0.0)?;
+            assert!(expected.iter().zip(&keep).all(|(g, &keep)| g.is_finite() && (keep == 1 || *g == 0.0)));
+            for masked in [f32::NAN, f32::INFINITY] {
+                let what = format!("{masked} in {len} of {dtype:?} on {device:?}");
+                for (found, expected) in gradient_with(masked)?.iter().zip(&expected) {
+                    assert!((found - expected).abs() <= 1e-6, "{what}: {found} where {expected} is due");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn dropout() -> Result<()> {
     let shape = (64, 1000);
     let scores = make(&[shape.0, shape.1], 1.0, 1, DType::F32)?;
