@@ -8,7 +8,12 @@ fn main() {
 }
 
 #[cfg(feature = "cuda")]
+#[path = "src/cuda/registers.rs"]
+mod registers;
+
+#[cfg(feature = "cuda")]
 mod cuda {
+    use super::registers::{to_absolute, to_relative};
     use lzma_rust2::{LzmaOptions, LzmaWriter};
     use std::collections::BTreeMap;
     use std::fmt::Write as _;
@@ -84,10 +89,14 @@ mod cuda {
         (90, "kernels/loss_backward", HALF),
     ];
 
+    /// Sources are compressed together that are called the same but for these.
+    const VARIANTS: &[&str] = &["_any", "_block", "_scores", "_warp", "_wide", "_window"];
+
     pub fn compile_kernels() {
         println!("cargo:rerun-if-env-changed=PATH");
         // The folder stands for all files in it: cargo notices a changed header, and files that come and go.
         println!("cargo:rerun-if-changed=kernels");
+        println!("cargo:rerun-if-changed=src/cuda/registers.rs");
         let Some(toolkit) = toolkit() else {
             println!(
                 "cargo::error=candle-softmax: feature `cuda` compiles CUDA kernels, but there is no `nvcc` on the PATH; \
@@ -110,8 +119,7 @@ mod cuda {
             let chosen = of_each_output.chain(of_any_output).filter(|(kernel, _)| kernel.0 == capability);
             for ((_, source, dtypes), output) in chosen {
                 let stem = Path::new(source).file_name().and_then(|name| name.to_str()).expect("a file's name");
-                let group =
-                    ["_any", "_scores", "_wide", "_window"].iter().fold(stem.to_string(), |s, of| s.replace(of, ""));
+                let group = VARIANTS.iter().fold(stem.to_string(), |s, of| s.replace(of, ""));
                 for dtype in *dtypes {
                     let name = format!("{stem}_{dtype}{output}");
                     let path = folder.join(format!("{name}.cu"));
@@ -186,12 +194,13 @@ mod cuda {
         }
         let (mut text, mut table) = (String::new(), vec![]);
         for (name, module) in modules {
-            let start = text.len();
-            text.push_str(&module);
+            let (start, relative) = (text.len(), to_relative(&module));
+            assert!(to_absolute(&relative) == module, "{name} is not read as it was written");
+            text.push_str(&relative);
             table.push((name, (start, text.len()), module.contains("griddepcontrol.wait")));
         }
         // PTX is text: what a byte is depends on the one before it, and not on its place.
-        let mut options = LzmaOptions { lc: 4, lp: 0, pb: 0, ..LzmaOptions::with_preset(9) };
+        let mut options = LzmaOptions { lc: 4, lp: 0, pb: 0, nice_len: 273, ..LzmaOptions::with_preset(9) };
         options.dict_size = text.len().next_power_of_two().max(1 << 16) as u32;
         let mut writer = LzmaWriter::new_use_header(vec![], &options, Some(text.len() as u64)).expect("sound options");
         writer.write_all(text.as_bytes()).expect("a vector grows");

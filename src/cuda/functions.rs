@@ -4,6 +4,7 @@
 //! this one finds a function with a read lock and a small hash, and holds no lock while a kernel is launched.
 
 use super::plan::{DeviceFacts, Family, FusedLines, Kernel, Plan, Strips};
+use super::registers::to_absolute;
 use crate::op::Output;
 use candle_core::cuda_backend::cudarc::driver::{sys, CudaContext, CudaFunction, CudaModule};
 use candle_core::cuda_backend::WrapErr;
@@ -13,7 +14,7 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::sync::{Arc, LazyLock, OnceLock, PoisonError, RwLock};
 
-/// The PTX of a kernel: a part of a compressed text.
+/// The PTX of a kernel: a part of a compressed text, as [`to_absolute`] reads it.
 struct Module {
     name: &'static str,
     group: usize,
@@ -180,7 +181,7 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
     let module = match loaded.modules.get(&(ordinal, described.name)) {
         Some(module) => module.clone(),
         None => {
-            let module = load(context, &text(described.group, described.end)?[described.start..])?;
+            let module = load(context, &to_absolute(&text(described.group, described.end)?[described.start..]))?;
             loaded.modules.insert((ordinal, described.name), module.clone());
             module
         }

@@ -4,6 +4,7 @@ mod functions;
 pub(crate) mod fused;
 mod launch;
 mod plan;
+mod registers;
 mod statistics;
 
 pub(crate) use statistics::{line_statistics, log_sum_exp, loss_backward, top_k};
