@@ -76,6 +76,8 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
     const UNSCALE: Self::Real;
     /// Whether the registers suffice for loops over four vectors at a time that do several things.
     const UNROLLED: bool;
+    /// Whether one instruction makes a mask of bytes.
+    const MASKS_BYTES: bool;
 
     /// exp(x) / [`UNSCALE`](Self::UNSCALE), for who has a factor to put that into.
     fn scaled_exp(self) -> Self;
@@ -386,6 +388,7 @@ macro_rules! portable_lanes {
             const STEPS: u32 = 1;
             const UNSCALE: $real = $unscale;
             const UNROLLED: bool = false;
+            const MASKS_BYTES: bool = false;
 
             #[inline(always)]
             fn scaled_exp(self) -> Self {

@@ -220,6 +220,7 @@ impl Lanes for F32x8 {
     const STEPS: u32 = 8;
     const UNSCALE: f32 = UNSCALE_F32;
     const UNROLLED: bool = false;
+    const MASKS_BYTES: bool = false;
 
     #[inline(always)]
     fn scaled_exp(self) -> Self {
@@ -286,6 +287,7 @@ impl Lanes for F64x4 {
     const STEPS: u32 = 1;
     const UNSCALE: f64 = UNSCALE_F64;
     const UNROLLED: bool = false;
+    const MASKS_BYTES: bool = false;
 
     #[inline(always)]
     fn scaled_exp(self) -> Self {
@@ -344,6 +346,7 @@ impl Lanes for F32x16 {
     const STEPS: u32 = 32;
     const UNSCALE: f32 = UNSCALE_F32;
     const UNROLLED: bool = true;
+    const MASKS_BYTES: bool = true;
 
     #[inline(always)]
     fn scaled_exp(self) -> Self {
@@ -456,6 +459,7 @@ impl Lanes for F64x8 {
     const STEPS: u32 = 1;
     const UNSCALE: f64 = UNSCALE_F64;
     const UNROLLED: bool = true;
+    const MASKS_BYTES: bool = true;
 
     #[inline(always)]
     fn scaled_exp(self) -> Self {

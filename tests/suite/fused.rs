@@ -453,6 +453,10 @@ fn many_short_lines() -> Result<()> {
             check(&Case { bias: Some(bias.clone()), ..plain.clone() })?;
             check(&Case { bias: Some(make(&[17, 1], 2.0, seed + 3, dtype)?), ..plain.clone() })?;
             check(&Case { mask: Some(mask.clone()), ..plain.clone() })?;
+            let for_all = Some(self::mask(&[17, len], seed + 5)?);
+            check(&Case { mask: for_all.clone(), ..plain.clone() })?;
+            check(&Case { mask: for_all.clone(), bias: Some(bias.clone()), softcap: Some(3.0), ..plain.clone() })?;
+            check(&Case { mask: for_all, window, ..plain.clone() })?;
             check(&Case { softcap: Some(3.0), ..plain.clone() })?;
             check(&Case { causal: true, rows, ..plain.clone() })?;
             check(&Case { window, dropout: Some((0.2, 9)), ..plain.clone() })?;

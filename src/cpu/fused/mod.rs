@@ -22,6 +22,7 @@ use candle_core::{CpuStorage, DType, Result, WithDType};
 use columns::Columns;
 use logits::Call;
 use rows::Rows;
+use short::limits;
 
 const NAME: &str = "fused-softmax";
 
@@ -32,7 +33,7 @@ impl<T: Element> Task for ForwardTask<'_, T> {
         let (call, out) = (self.0, self.1);
         let lines = call.geometry.lines;
         if lines.inner == 1 {
-            run::<S, Rows<T>>(&Rows { call, out }, lines, true)
+            run::<S, Rows<T>>(&Rows { call, limits: limits::<S, T>(&call), out }, lines, true)
         } else {
             run::<S, Columns<T>>(&Columns { call, out }, lines, true)
         }

@@ -21,6 +21,8 @@ const TOGETHER: usize = 2048;
 /// Lines along the last dimension.
 pub(super) struct Rows<'a, T: Element> {
     pub(super) call: Call<'a, T>,
+    /// A mask of [short lines](super::short::limits)
+    pub(super) limits: Option<Vec<T::Real>>,
     pub(super) out: Any<'a>,
 }
 
