@@ -162,14 +162,19 @@ struct RandomBits {
     }
 };
 
-// Sets those of SIZE neighbours from element j on to 0 that are dropped. SIZE divides 8, and j is a multiple of it.
-template <int SIZE, typename R>
-__device__ __forceinline__ void drop(const Fused<R>& call, int64_t line, int64_t j, R (&values)[SIZE]) {
+// Calls clear(i) for those of SIZE neighbours from element j on that are dropped. SIZE divides 8, and j is a multiple of it.
+template <int SIZE, typename R, typename Clear>
+__device__ __forceinline__ void each_dropped(const Fused<R>& call, int64_t line, int64_t j, Clear clear) {
     const RandomBits bits(call, line, j);
 #pragma unroll
     for (int i = 0; i < SIZE; i++) {
-        if (bits.of((j & 7 & ~(SIZE - 1)) + i) < call.threshold) values[i] = R(0);
+        if (bits.of((j & 7 & ~(SIZE - 1)) + i) < call.threshold) clear(i);
     }
+}
+// Sets them to 0.
+template <int SIZE, typename R>
+__device__ __forceinline__ void drop(const Fused<R>& call, int64_t line, int64_t j, R (&values)[SIZE]) {
+    each_dropped<SIZE>(call, line, j, [&](int i) { values[i] = R(0); });
 }
 
 // SIZE neighbours in memory.
@@ -925,11 +930,7 @@ __device__ __forceinline__ void fused_backward_scores(const Fused<Real<T>>& call
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
             if (!held.takes(k)) continue;
-            const RandomBits bits(call, at.line, held.place(k));
-#pragma unroll
-            for (int i = 0; i < SIZE; i++) {
-                if (bits.of((held.place(k) & 7 & ~(SIZE - 1)) + i) < call.threshold) g.clear(k, i);
-            }
+            each_dropped<SIZE>(call, at.line, held.place(k), [&](int i) { g.clear(k, i); });
         }
     }
     auto line = weigh<T>(call, at, held, g, own_max, group);

@@ -471,33 +471,28 @@ fn fused_registers(lines: Lines, kind: FusedKind, size: usize, device: DeviceFac
     }
     let hopper = device.compute_capability >= 90;
     if let (true, true, Some(held)) = (scores && whole, hopper, scores_count(backward, size)) {
-        let plan = if backward { backward_scores(lines, held) } else { fused_scores(lines, kind, held, device) };
+        let plan = if backward {
+            warp_or_block(lines, held, backward, FusedLines::Scores)
+        } else {
+            fused_scores(lines, kind, held, device)
+        };
         if plan.is_some() {
             return plan;
         }
     }
-    let (count, most_threads) = fused_count(kind, size);
-    if lines.len > count * most_threads {
-        return None;
-    }
-    let kind = match (whole, queries > 0 && !backward) {
+    let held = fused_count(kind, size);
+    let of = match (whole, queries > 0 && !backward) {
         (false, _) => FusedLines::Any,
         (true, false) => FusedLines::Packs,
         (true, true) => FusedLines::Window,
     };
-    let threads = lines.len.div_ceil(count);
-    let (kernel, grid, block, parameter) = if threads <= WARP {
-        let shift = threads.next_power_of_two().ilog2();
-        let kernel = Kernel::FusedWarp { backward, lines: kind };
-        (kernel, lines.count().div_ceil(WARP_BLOCK >> shift), WARP_BLOCK, shift as usize)
-    } else {
-        let block = threads.next_multiple_of(WARP);
+    let plan = warp_or_block(lines, held, backward, of)?;
+    if let Kernel::FusedBlock { lines: FusedLines::Window, .. } = plan.kernel {
         let resident = if size == 4 { 1280 } else { 1024 };
-        let ahead =
-            if kind == FusedLines::Window { fused_ahead(lines, queries, size, resident / block, device) } else { 0 };
-        (Kernel::FusedBlock { backward, lines: kind }, lines.count(), block, ahead)
-    };
-    (grid <= MAX_GRID).then(|| Plan { parameter: parameter as i32, ..plan(kernel, grid, block) })
+        let ahead = fused_ahead(lines, queries, size, resident / plan.block as usize, device);
+        return Some(Plan { parameter: ahead as i32, ..plan });
+    }
+    Some(plan)
 }
 
 /// Elements that a thread holds as they lie in memory, and threads of a block, at most. Of (8, 16, 2048, 2048) bf16: causal with
@@ -514,8 +509,8 @@ fn scores_count(backward: bool, size: usize) -> Option<(usize, usize)> {
     }
 }
 
-fn backward_scores(lines: Lines, (count, most_threads): (usize, usize)) -> Option<Plan> {
-    let (backward, of) = (true, FusedLines::Scores);
+/// Part of a warp for each line, or a block where that is not enough, of threads that hold `count` elements of it.
+fn warp_or_block(lines: Lines, (count, most_threads): (usize, usize), backward: bool, of: FusedLines) -> Option<Plan> {
     let threads = lines.len.div_ceil(count);
     let (kernel, grid, block, shift) = if threads <= WARP {
         let shift = threads.next_power_of_two().ilog2();
@@ -523,7 +518,7 @@ fn backward_scores(lines: Lines, (count, most_threads): (usize, usize)) -> Optio
     } else {
         (Kernel::FusedBlock { backward, lines: of }, lines.count(), threads.next_multiple_of(WARP), 0)
     };
-    (block <= most_threads && grid <= MAX_GRID).then(|| Plan { parameter: shift as i32, ..plan(kernel, grid, block) })
+    (threads <= most_threads && grid <= MAX_GRID).then(|| Plan { parameter: shift as i32, ..plan(kernel, grid, block) })
 }
 
 fn fused_scores(
