@@ -18,6 +18,8 @@ use std::ops::Range;
 const AHEAD_ROWS: usize = 2 * ROWS;
 /// The same where rows are written one by one.
 const AHEAD_TO_WRITE: usize = 2;
+/// Bytes that come from memory together.
+const CACHE_LINE: usize = 64;
 /// A row of a strip, with room for whole vectors.
 pub(super) const ROW: usize = WIDTH + MAX_LANES;
 
@@ -223,7 +225,11 @@ impl<T: Element> Columns<'_, T> {
                 #[inline(always)]
                 move |of: &Origin<T>, j: usize, i: usize, count: usize| {
                     let bias = of.bias.add(j * bias_stride + i);
-                    S::prefetch(bias.wrapping_add(ROWS * bias_stride));
+                    // Once for each line of a cache: for each vector it took 0.1 of a softmax of f32 with AVX2, and none 0.2 with
+                    // AVX-512.
+                    if i % (CACHE_LINE / size_of::<T>()) < T::Lanes::<S>::COUNT {
+                        S::prefetch(bias.wrapping_add(ROWS * bias_stride));
+                    }
                     T::read::<S>(bias, count, zero)
                 }
             };
