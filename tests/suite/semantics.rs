@@ -43,6 +43,28 @@ fn nan_or_inf_gives_nan_for_the_line() -> Result<()> {
     Ok(())
 }
 
+/// On Hopper kernels are set up while those before them run: what one reads may be written by any of them.
+#[test]
+fn ops_that_follow_each_other() -> Result<()> {
+    for device in devices() {
+        let large = tensor(&normal(16 * 500 * 32, 3.0, 1), (16, 500, 32), DType::F32, &device)?;
+        let small = tensor(&normal(64, 3.0, 2), (8, 8), DType::F32, &device)?;
+        // All of them are launched before anything is looked at.
+        let results = (0..4).map(|_| {
+            let p = ops::softmax(&large, 1)?;
+            let between = (0..3).map(|_| ops::softmax(&small, 1)).collect::<Result<Vec<_>>>()?;
+            let of_p = ops::log_softmax(&p, 1)?;
+            Ok((p, between, of_p))
+        });
+        for (p, between, of_p) in results.collect::<Result<Vec<_>>>()? {
+            check_result(Op::Softmax, &large, 1, &p)?;
+            between.iter().try_for_each(|q| check_result(Op::Softmax, &small, 1, q))?;
+            check_result(Op::LogSoftmax, &p, 1, &of_p)?;
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn a_bad_line_leaves_its_neighbours_alone() -> Result<()> {
     for device in devices() {
