@@ -121,6 +121,9 @@ pub(super) unsafe fn exp_sum<S: Simd, T: Element>(
     sum * T::Lanes::<S>::UNSCALE
 }
 
+/// Bytes that come from memory together.
+pub(super) const CACHE_LINE: usize = 64;
+
 /// Aligned so that no vector in it lies in two cache lines.
 #[repr(align(64))]
 pub(super) struct CacheLines<T>(pub T);
@@ -434,7 +437,7 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
         let mut aside = Vec::<T::Real>::new();
         // SAFETY: as promised by the caller; what is kept aside has room for a line.
         unsafe {
-            let long_vectors = size_of::<T::Lanes<S>>() == 64;
+            let long_vectors = size_of::<T::Lanes<S>>() == CACHE_LINE;
             let most = if keep == Keep::InOutput && long_vectors { KEPT_OF_LONG_VECTORS } else { MAX_KEPT };
             if len <= most {
                 return match self.0.output {

@@ -517,7 +517,7 @@ fn long_lines() -> Result<()> {
             check(&Case { window: Some((100_000, 0)), ..plain })?;
         }
     }
-    // A bias that no cache holds from one strip to the next
+    // Several strips, and a number of the bias for each element
     let [scores, bias] = [3.0, 1.0].map(|scale| make(&[1, 2100, 600], scale, 4, DType::F32));
     check(&Case { dim: 1, scale: 0.5, bias: Some(bias?), ..Case::new(scores?) })?;
     Ok(())

@@ -7,7 +7,7 @@ use crate::cpu::lanes::{Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::Elements;
 use crate::cpu::random::{self, PER_COUNTER};
-use crate::cpu::rows::CacheLines;
+use crate::cpu::rows::{CacheLines, CACHE_LINE};
 use crate::cpu::statistics::one;
 use crate::cpu::{Element, Pass};
 use crate::fused::Place;
@@ -18,8 +18,6 @@ use std::ops::Range;
 const AHEAD_ROWS: usize = 2 * ROWS;
 /// The same where rows are written one by one.
 const AHEAD_TO_WRITE: usize = 2;
-/// Bytes that come from memory together.
-const CACHE_LINE: usize = 64;
 /// A row of a strip, with room for whole vectors.
 pub(super) const ROW: usize = WIDTH + MAX_LANES;
 
