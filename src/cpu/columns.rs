@@ -1,7 +1,8 @@
 //! Lines along another dimension than the last: neighbouring lines lie side by side, so a strip of them is walked
 //! together, row by row, with one state for each.
 
-use super::lanes::{Lanes, Pack};
+use super::held::{self, Held};
+use super::lanes::{each, Lanes, Pack};
 use super::level::Simd;
 use super::{Element, Pass};
 use crate::lines::Lines;
@@ -60,19 +61,26 @@ impl Strip {
             for (i, reduced) in reduced.iter_mut().enumerate() {
                 let line = i * V::COUNT;
                 let count = V::COUNT.min(self.width - line);
-                step(reduced, ROWS.min(rows - first), count, first * self.stride + line);
+                let at = first * self.stride + line;
+                // Steps of their own for whole vectors of whole groups.
+                if count == V::COUNT && rows - first >= ROWS {
+                    step(reduced, ROWS, V::COUNT, at);
+                } else {
+                    step(reduced, ROWS.min(rows - first), count, at);
+                }
             }
         }
     }
 }
 
-/// The lanes one after the other, to be read from any place on: lines do not start where vectors do in memory.
+/// The lanes of what `of` makes of each item, one after the other and a vector longer, to be read from any place on: lines do
+/// not start where vectors do in memory.
 #[inline(always)]
-pub(super) fn flat<V: Lanes>(vectors: impl ExactSizeIterator<Item = V>) -> Vec<V::Real> {
-    let mut flat = vec![V::Real::ZERO; (vectors.len() + 1) * V::COUNT];
-    for (vector, chunk) in vectors.zip(flat.chunks_exact_mut(V::COUNT)) {
+pub(super) fn flat<A, V: Lanes>(items: &[A], of: impl Fn(&A) -> V) -> Vec<V::Real> {
+    let mut flat = vec![V::Real::ZERO; (items.len() + 1) * V::COUNT];
+    for (item, chunk) in items.iter().zip(flat.chunks_exact_mut(V::COUNT)) {
         // SAFETY: a chunk is as long as a vector.
-        unsafe { vector.store(chunk.as_mut_ptr()) };
+        unsafe { of(item).store(chunk.as_mut_ptr()) };
     }
     flat
 }
@@ -90,6 +98,129 @@ pub(super) fn merged<R>(mut a: Vec<R>, b: Vec<R>, merge: impl Fn(&mut R, R)) -> 
 pub(super) unsafe fn read<S: Simd, T: Element>(from: *const T, i: usize, count: usize) -> T::Lanes<S> {
     // SAFETY: as promised by the caller.
     unsafe { T::read::<S>(from.add(i), count, T::Real::ZERO) }
+}
+
+/// The states of lines side by side.
+pub(super) struct States<V: Lanes> {
+    pub states: Vec<SoftmaxState<V>>,
+    /// What exponentials are relative to at the moment, line by line in whole vectors.
+    pub references: Vec<V::Real>,
+    /// The maxima, and then the sums, of the rows that are taken together; likewise.
+    found: Vec<V::Real>,
+}
+
+impl<V: Lanes> States<V> {
+    pub fn empty(width: usize) -> Self {
+        let vectors = width.div_ceil(V::COUNT);
+        let zeros = vec![V::Real::ZERO; vectors * V::COUNT];
+        Self { states: vec![SoftmaxState::empty(); vectors], references: zeros.clone(), found: zeros }
+    }
+
+    /// Takes rows of these lines, the first of which is the first of a vector, into the maxima; `logit(row, start, count)` is
+    /// what they are.
+    ///
+    /// Row by row, and each step in a sweep of its own: those from logits to a reference, and from exponentials to a sum, wait
+    /// for each other, and so are taken of many vectors at a time.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `V`.
+    #[inline(always)]
+    pub unsafe fn grow(&mut self, lines: Range<usize>, rows: usize, logit: impl Fn(usize, usize, usize) -> V) {
+        let vectors = lines.start / V::COUNT..lines.end.div_ceil(V::COUNT);
+        let elements = vectors.start * V::COUNT..vectors.end * V::COUNT;
+        let found = &mut self.found[elements.clone()];
+        found.fill(V::Real::NEG_INFINITY);
+        // SAFETY: chunks are as long as a vector; the rest by the caller's promise.
+        unsafe {
+            fold_rows::<V>(
+                lines.len(),
+                rows,
+                found,
+                logit,
+                #[inline(always)]
+                |z, max| z.or_greater(max),
+            );
+            let references = self.references[elements].chunks_exact_mut(V::COUNT);
+            let states = self.states[vectors].iter_mut().zip(references);
+            for ((state, reference), max) in states.zip(found.chunks_exact(V::COUNT)) {
+                state.grow(V::load(max.as_ptr())).store(reference.as_mut_ptr());
+            }
+        }
+    }
+
+    /// Adds the exponentials of the same rows, [`ROWS`] at most, to the sums; `see(row, start, count, exponentials)` sees them
+    /// [scaled](Lanes::scaled_exp).
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `V`.
+    #[inline(always)]
+    pub unsafe fn add(
+        &mut self,
+        lines: Range<usize>,
+        rows: usize,
+        logit: impl Fn(usize, usize, usize) -> V,
+        see: impl Fn(usize, usize, usize, V),
+    ) {
+        let vectors = lines.start / V::COUNT..lines.end.div_ceil(V::COUNT);
+        let elements = vectors.start * V::COUNT..vectors.end * V::COUNT;
+        let found = &mut self.found[elements.clone()];
+        let references = self.references[elements].as_ptr();
+        found.fill(V::Real::ZERO);
+        // SAFETY: there are as many references as are found; the rest by the caller's promise.
+        unsafe {
+            fold_rows::<V>(
+                lines.len(),
+                rows,
+                found,
+                #[inline(always)]
+                move |row, i, count| {
+                    let exp = (logit(row, i, count) - V::load(references.add(i))).scaled_exp();
+                    see(row, i, count, exp);
+                    exp
+                },
+                #[inline(always)]
+                |exp, sum| exp + sum,
+            );
+            for (state, sum) in self.states[vectors].iter_mut().zip(found.chunks_exact(V::COUNT)) {
+                state.add(V::load(sum.as_ptr()).unscaled());
+            }
+        }
+    }
+}
+
+/// Joins what `of(row, start, count)` makes of the vectors of each of `rows` rows of `width` elements with what is found, two
+/// rows at a time: so many fewer times it is read and written.
+///
+/// # Safety
+/// The CPU has the instructions of `V`.
+#[inline(always)]
+unsafe fn fold_rows<V: Lanes>(
+    width: usize,
+    rows: usize,
+    found: &mut [V::Real],
+    of: impl Fn(usize, usize, usize) -> V,
+    join: impl Fn(V, V) -> V,
+) {
+    assert!(width <= found.len() && found.len() % V::COUNT == 0, "no room for each line");
+    let found = found.as_mut_ptr();
+    // SAFETY of both: there is room for each, in whole vectors.
+    for row in (1..rows).step_by(2) {
+        each::<V>(
+            0..width,
+            #[inline(always)]
+            |i, count| unsafe {
+                let joined = join(of(row, i, count), of(row - 1, i, count));
+                join(joined, V::load(found.add(i))).store(found.add(i));
+            },
+        );
+    }
+    if rows % 2 == 1 {
+        each::<V>(
+            0..width,
+            #[inline(always)]
+            |i, count| unsafe { join(of(rows - 1, i, count), V::load(found.add(i))).store(found.add(i)) },
+        );
+    }
 }
 
 /// The maxima of `count` lines over `rows` rows that are `stride` elements apart, from element `i` on.
@@ -116,50 +247,141 @@ pub(super) unsafe fn max_of<S: Simd, T: Element>(
 
 pub(super) struct Softmax<'a, T>(pub super::Forward<'a, T>);
 
+impl<T: Element> Softmax<'_, T> {
+    /// The states of the rows `range` of a strip, whose exponentials are held if there is where.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn states<S: Simd>(
+        &self,
+        strip: &Strip,
+        range: Range<usize>,
+        mut held: Option<&mut Held<T::Lanes<S>>>,
+    ) -> Vec<SoftmaxState<T::Lanes<S>>> {
+        let (start, len) = strip.span(&range);
+        let src: *const T = self.0.src.at(start, len);
+        let mut states = States::<T::Lanes<S>>::empty(strip.width);
+        let groups = || (0..range.len()).step_by(ROWS).map(|first| (first, ROWS.min(range.len() - first)));
+        let stride = strip.stride;
+        let logit = {
+            #[inline(always)]
+            // SAFETY: the rows are there, and the instructions by the caller's promise.
+            move |row: usize, i: usize, count: usize| unsafe { read::<S, T>(src, row * stride + i, count) }
+        };
+        let safe = self.0.schedule == Schedule::Safe;
+        // SAFETY of the block: there is room for what is held of each vector; the rest by the caller's promise.
+        unsafe {
+            if safe {
+                for (first, rows) in groups() {
+                    states.grow(
+                        0..strip.width,
+                        rows,
+                        #[inline(always)]
+                        move |row, i, count| logit(first + row, i, count),
+                    );
+                }
+            }
+            for (first, rows) in groups() {
+                if !safe {
+                    states.grow(
+                        0..strip.width,
+                        rows,
+                        #[inline(always)]
+                        move |row, i, count| logit(first + row, i, count),
+                    );
+                }
+                let logit = {
+                    #[inline(always)]
+                    move |row: usize, i: usize, count: usize| {
+                        S::prefetch(src.wrapping_add((first + row + ROWS) * stride + i));
+                        logit(first + row, i, count)
+                    }
+                };
+                match &mut held {
+                    Some(held) => {
+                        let (to, pitch) = (held.row(first), held.pitch());
+                        held.push(&states.references);
+                        states.add(
+                            0..strip.width,
+                            rows,
+                            logit,
+                            #[inline(always)]
+                            move |row, i, count, exp| {
+                                S::prefetch(to.wrapping_add((row + held::AHEAD_ROWS) * pitch + i));
+                                exp.put(to.add(row * pitch + i), count)
+                            },
+                        )
+                    }
+                    None => states.add(
+                        0..strip.width,
+                        rows,
+                        logit,
+                        #[inline(always)]
+                        |_, _, _, _| (),
+                    ),
+                }
+            }
+        }
+        states.states
+    }
+
+    /// A strip, in memory for what is held.
+    ///
+    /// # Safety
+    /// As of [`Pass::whole`].
+    #[inline(always)]
+    unsafe fn holding<S: Simd>(&self, unit: usize, len: usize, held: &mut Held<T::Lanes<S>>) {
+        let strip = Strip::new(unit, self.0.lines);
+        let (start, elements) = strip.span(&(0..len));
+        let out = self.0.out.at(start, elements);
+        let one = T::Lanes::<S>::splat(T::Real::ONE);
+        held.begin(&strip, out);
+        // SAFETY of the block: each row is written before it is read, `scale` is a vector longer than one; the rest by the
+        // caller's promise.
+        unsafe {
+            let states = self.states::<S>(&strip, 0..len, Some(held));
+            let references = flat(
+                &states,
+                #[inline(always)]
+                |state| state.reference(),
+            );
+            let scale = flat(
+                &states,
+                #[inline(always)]
+                |state| T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE) / state.sum(),
+            );
+            for first in (0..len).step_by(ROWS) {
+                let rows = first..len.min(first + ROWS);
+                held.settle(rows.clone(), &references);
+                for j in rows {
+                    let (from, to) = (held.row(j), out.wrapping_add(j * strip.stride));
+                    T::write::<S>(
+                        to,
+                        strip.width,
+                        #[inline(always)]
+                        |i, count| {
+                            S::prefetch(to.wrapping_add(AHEAD_ROWS * strip.stride + i));
+                            let exp = T::Lanes::<S>::get(from.add(i), count);
+                            let p = exp * T::Lanes::<S>::load(scale.as_ptr().add(i));
+                            // The maximum alone may have come out a little over its sum.
+                            p.at_most(one)
+                        },
+                    )
+                }
+            }
+        }
+    }
+}
+
 impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
     type Reduced = Vec<SoftmaxState<T::Lanes<S>>>;
     const WIDTH: usize = WIDTH;
 
     #[inline(always)]
     unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
-        let strip = Strip::new(unit, self.0.lines);
-        let (start, len) = strip.span(&range);
-        let src: *const T = self.0.src.at(start, len);
-        let mut states = vec![SoftmaxState::empty(); strip.width.div_ceil(T::Lanes::<S>::COUNT)];
-        if self.0.schedule == Schedule::Safe {
-            strip.fold::<T::Lanes<S>, _>(
-                range.len(),
-                &mut states,
-                #[inline(always)]
-                |state, rows, count, i| {
-                    // SAFETY: the rows are there, and the instructions by the caller's promise.
-                    state.grow(unsafe { max_of::<S, T>(src, i, count, rows, strip.stride) });
-                },
-            );
-        }
-        strip.fold::<T::Lanes<S>, _>(
-            range.len(),
-            &mut states,
-            #[inline(always)]
-            |state, rows, count, i| {
-                let reference = match self.0.schedule {
-                    Schedule::Safe => state.reference(),
-                    Schedule::Online | Schedule::Reduce => {
-                        // SAFETY: the rows are there, and the instructions by the caller's promise.
-                        state.grow(unsafe { max_of::<S, T>(src, i, count, rows, strip.stride) })
-                    }
-                };
-                let mut sum = T::Lanes::<S>::splat(T::Real::ZERO);
-                for j in 0..rows {
-                    S::prefetch(src.wrapping_add(i + (j + ROWS) * strip.stride));
-                    // SAFETY: the rows are there, and the instructions by the caller's promise.
-                    let shifted = unsafe { read::<S, T>(src, i + j * strip.stride, count) } - reference;
-                    sum = sum + shifted.scaled_exp();
-                }
-                state.add(sum.unscaled());
-            },
-        );
-        states
+        // SAFETY: as promised by the caller.
+        unsafe { self.states::<S>(&Strip::new(unit, self.0.lines), range, None) }
     }
 
     #[inline(always)]
@@ -170,8 +392,16 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
     #[inline(always)]
     unsafe fn write(&self, unit: usize, range: Range<usize>, states: &Self::Reduced) {
         let strip = Strip::new(unit, self.0.lines);
-        let max = flat(states.iter().map(|state| state.finish().max));
-        let mut scale = flat(states.iter().map(|state| state.finish().sum));
+        let max = flat(
+            states,
+            #[inline(always)]
+            |state| state.finish().max,
+        );
+        let mut scale = flat(
+            states,
+            #[inline(always)]
+            |state| state.finish().sum,
+        );
         scale.iter_mut().for_each(|sum| *sum = self.0.output.scale::<T::Lanes<S>>(*sum));
         for j in range {
             let (src, out) = (self.0.src.at(strip.row(j), strip.width), self.0.out.at(strip.row(j), strip.width));
@@ -190,6 +420,19 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
                         self.0.output.of(shifted, T::Lanes::<S>::load(scale.as_ptr().add(i)))
                     },
                 )
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(&self, units: Range<usize>, len: usize) {
+        let holds = self.0.output == Output::Probability && self.0.schedule == Schedule::Reduce;
+        let held = if holds { Held::new::<T>(len, self.0.lines.inner) } else { None };
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            let Some(mut held) = held else { return Pass::<S>::one_by_one(self, units, len) };
+            for unit in units {
+                self.holding::<S>(unit, len, &mut held);
             }
         }
     }
@@ -238,7 +481,11 @@ impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
     #[inline(always)]
     unsafe fn write(&self, unit: usize, range: Range<usize>, totals: &Self::Reduced) {
         let strip = Strip::new(unit, self.0.lines);
-        let sums = flat(totals.iter().map(|total| total.value()));
+        let sums = flat(
+            totals,
+            #[inline(always)]
+            |total| total.value(),
+        );
         for j in range {
             let (start, width) = (strip.row(j), strip.width);
             let (ys, gs, out) = (self.0.y.at(start, width), self.0.g.at(start, width), self.0.out.at(start, width));

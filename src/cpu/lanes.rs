@@ -3,7 +3,7 @@
 use super::exp::{exp_f32, exp_f64, scaled_exp_f32, scaled_exp_f64, tanh_f32, tanh_f64, UNSCALE_F32, UNSCALE_F64};
 use crate::state::{Number, Real};
 use std::array::from_fn;
-use std::ops::{Add, Div, Mul, Sub};
+use std::ops::{Add, Div, Mul, Range, Sub};
 
 /// No vector has more lanes.
 pub(crate) const MAX_LANES: usize = 16;
@@ -240,6 +240,19 @@ pub(super) fn of_each<V: Lanes>(vectors: &[V], across: impl Fn(V) -> V::Real) ->
     }
     // SAFETY: no vector has more lanes.
     unsafe { V::load(each.as_ptr()) }
+}
+
+/// Calls `f(start, count)` for the vectors of these elements; `count` is less than a vector's in the last call only.
+#[inline(always)]
+pub(super) fn each<V: Lanes>(range: Range<usize>, mut f: impl FnMut(usize, usize)) {
+    let mut i = range.start;
+    while i + V::COUNT <= range.end {
+        f(i, V::COUNT);
+        i += V::COUNT;
+    }
+    if i < range.end {
+        f(i, range.end - i);
+    }
 }
 
 /// Folds `step(accumulator, start, count)` over vectors of the elements `0..len`, four accumulators in turn so that they do

@@ -11,6 +11,7 @@ mod columns;
 mod element;
 pub(crate) mod exp;
 pub(crate) mod fused;
+mod held;
 pub(crate) mod lanes;
 mod level;
 mod memory;

@@ -405,10 +405,26 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
             return;
         }
         let strip = Strip::new(unit, self.0.lines);
-        let max = flat(parts.iter().map(|part| part.state.finish().max));
-        let sum = flat(parts.iter().map(|part| part.state.finish().sum));
-        let unscaled = flat(parts.iter().map(|part| part.state.sum()));
-        let terms = flat(parts.iter().map(|part| part.terms.value()));
+        let max = flat(
+            parts,
+            #[inline(always)]
+            |part| part.state.finish().max,
+        );
+        let sum = flat(
+            parts,
+            #[inline(always)]
+            |part| part.state.finish().sum,
+        );
+        let unscaled = flat(
+            parts,
+            #[inline(always)]
+            |part| part.state.sum(),
+        );
+        let terms = flat(
+            parts,
+            #[inline(always)]
+            |part| part.terms.value(),
+        );
         let first = Strip::first_line(unit, self.0.lines);
         for i in 0..strip.width {
             let found = Found { max: max[i], sum: sum[i], unscaled: unscaled[i], terms: terms[i] };

@@ -69,7 +69,7 @@ fn sixteen_million() -> Result<()> {
 /// Across another dimension, where the schedules walk lines side by side.
 #[test]
 fn columns() -> Result<()> {
-    for (len, inner) in [(5, 3), (100, 64), (1000, 65), (4097, 130), (60_000, 2), (1_000_000, 3)] {
+    for (len, inner) in [(5, 3), (100, 64), (250, 300), (1000, 65), (4097, 130), (60_000, 2), (1_000_000, 3)] {
         if !within_cap(len * inner) {
             continue;
         }
@@ -107,6 +107,10 @@ fn subnormal_results() -> Result<()> {
             let xs = tensor(&line, (1, line.len()), DType::F32, &device)?;
             for op in Op::ALL {
                 check(op, &xs, 1)?;
+            }
+            let side_by_side = xs.unsqueeze(2)?.repeat((1, 1, 3))?;
+            for op in Op::ANY_DIM {
+                check(op, &side_by_side, 1)?;
             }
         }
         let line: Vec<f64> = (0..7600).map(|i| -i as f64 / 10.0).collect();

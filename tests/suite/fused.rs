@@ -501,6 +501,22 @@ fn lines_along_other_dimensions() -> Result<()> {
     Ok(())
 }
 
+/// Strips that keep their exponentials: what those are relative to moves from group to group of rows, and with a sink once more.
+#[test]
+fn strips_whose_maxima_grow() -> Result<()> {
+    for dtype in DTYPES {
+        for shape in [[2, 1, 100, 270], [1, 2, 9, 40], [1, 3, 500, 30]] {
+            let plain = Case { dim: 2, ..Case::new(make(&shape, 60.0, 7, dtype)?) };
+            let sinks = Some(make(&[shape[1]], 100.0, 8, dtype)?);
+            let bias = Some(make(&[shape[2], shape[3]], 60.0, 9, dtype)?);
+            check(&plain)?;
+            check(&Case { sinks: sinks.clone(), dropout: Some((0.3, 10)), ..plain.clone() })?;
+            check(&Case { scale: 0.5, bias, mask: Some(mask(&shape, 11)?), sinks, ..plain })?;
+        }
+    }
+    Ok(())
+}
+
 /// Split over threads (and on the way there, through both passes again), in rows and in strips.
 #[test]
 fn long_lines() -> Result<()> {

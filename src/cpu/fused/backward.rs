@@ -2,11 +2,11 @@
 
 use super::any::{Any, Wide};
 use super::columns::{group_memory, Group, Side, ROW};
-use super::logits::{block, each, keep_along, Call, Kept, Run, MAX_BLOCK};
+use super::logits::{block, keep_along, Call, Kept, Run, MAX_BLOCK};
 use super::rows::{Held, Line, Together, HELD};
 use crate::cpu::columns::{flat, merged, ROWS, WIDTH};
 use crate::cpu::exp::tanh_slope;
-use crate::cpu::lanes::{Lanes, Pack};
+use crate::cpu::lanes::{each, Lanes, Pack};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::Elements;
 use crate::cpu::random::{self, PER_COUNTER};
@@ -491,13 +491,27 @@ impl<S: Simd, T: Element> Pass<S> for BackwardColumns<'_, T> {
     unsafe fn write(&self, unit: usize, range: Range<usize>, sums: &Self::Reduced) {
         let side = Side::new(self.0.call, unit);
         let relative = !side.call.is_log();
-        let mut max = flat(sums.iter().map(|sums| sums.state.max()));
-        let mut inverse = flat(sums.iter().map(|sums| sums.state.sum()));
-        let mut total = flat(sums.iter().map(|sums| sums.dot()));
+        let mut max = flat(
+            sums,
+            #[inline(always)]
+            |sums| sums.state.max(),
+        );
+        let mut inverse = flat(
+            sums,
+            #[inline(always)]
+            |sums| sums.state.sum(),
+        );
+        let mut total = flat(
+            sums,
+            #[inline(always)]
+            |sums| sums.dot(),
+        );
         // SAFETY of the block: `max`, `inverse` and `total` are a vector longer than the strip; the rest by the caller's
         // promise.
         unsafe {
-            for (i, sink) in side.sinks::<S>().into_iter().enumerate() {
+            let sinks = side.sinks::<S>();
+            for i in 0..side.strip.width {
+                let sink = sinks.as_ref().map(|sinks| sinks[i]);
                 let sums = Weighted::from_parts(SoftmaxState::from_parts(max[i], inverse[i]), total[i], relative);
                 let found = self.0.found(sums, sink);
                 if range.start == 0 {

@@ -1,17 +1,18 @@
 //! Lines along another dimension, of which a strip is walked together.
 
 use super::any::{Any, Last, Make, Part, Wide};
-use super::logits::{each, with_sink, Call, Run, Steps};
-use crate::cpu::columns::{flat, merged, Strip, ROWS, WIDTH};
+use super::logits::{Call, Run, Steps};
+use crate::cpu::columns::{flat, merged, States, Strip, ROWS, WIDTH};
+use crate::cpu::held::{self, Held};
 use crate::cpu::lanes::{Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::Elements;
 use crate::cpu::random::{self, PER_COUNTER};
-use crate::cpu::rows::{CacheLines, CACHE_LINE};
+use crate::cpu::rows::CacheLines;
 use crate::cpu::statistics::one;
 use crate::cpu::{Element, Pass};
 use crate::fused::Place;
-use crate::state::{Number, Real, SoftmaxState};
+use crate::state::{Normalizer, Number, Real, SoftmaxState};
 use std::ops::Range;
 
 /// How many rows the memory system is to be ahead of the arithmetic.
@@ -93,16 +94,23 @@ impl<'a, T: Element> Side<'a, T> {
         unsafe { self.call.logits::<S>(runs, self.steps) }
     }
 
-    /// The sink of a line by its place in the strip.
+    /// The sinks of the lines, if there are some, and −∞ up to a whole vector.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`.
     #[inline(always)]
-    pub(super) unsafe fn sinks<S: Simd>(&self) -> Vec<Option<T::Real>> {
-        let places =
-            self.segments.iter().flat_map(|segment| (0..segment.len).map(|i| segment.place.sink + i * self.sink_step));
-        // SAFETY: as promised by the caller.
-        places.map(|place| unsafe { self.call.sink::<S>(place) }).collect()
+    pub(super) unsafe fn sinks<S: Simd>(&self) -> Option<Vec<T::Real>> {
+        self.call.sinks?;
+        let mut sinks = vec![T::Real::NEG_INFINITY; self.vectors::<S>() * T::Lanes::<S>::COUNT];
+        for segment in &self.segments {
+            for (i, to) in sinks[segment.at..][..segment.len].iter_mut().enumerate() {
+                // SAFETY: as promised by the caller.
+                if let Some(sink) = unsafe { self.call.sink::<S>(segment.place.sink + i * self.sink_step) } {
+                    *to = sink;
+                }
+            }
+        }
+        Some(sinks)
     }
 
     /// Which elements are kept of the group of rows that `j` is one of: those of row `i` of the group in `kept[i]`.
@@ -180,8 +188,8 @@ struct Origin<T: Element> {
 
 /// What is to be done with the logits of a strip.
 enum Todo<'a, V: Lanes, T: Element> {
-    /// They are to be added to the states.
-    Reduce(&'a mut [SoftmaxState<V>]),
+    /// They are to be added to the states, and their exponentials are to be held if there is where.
+    Reduce(&'a mut States<V>, Option<&'a mut Held<V>>),
     /// The results are to be written, with the maxima and scales.
     Write(Elements<'a, T>, &'a [Vec<T::Real>; 2]),
 }
@@ -222,13 +230,21 @@ impl<T: Element> Columns<'_, T> {
             let read_bias = {
                 #[inline(always)]
                 move |of: &Origin<T>, j: usize, i: usize, count: usize| {
-                    let bias = of.bias.add(j * bias_stride + i);
-                    // Once for each line of a cache: for each vector it took 0.1 of a softmax of f32 with AVX2, and none 0.2 with
-                    // AVX-512.
-                    if i % (CACHE_LINE / size_of::<T>()) < T::Lanes::<S>::COUNT {
-                        S::prefetch(bias.wrapping_add(ROWS * bias_stride));
-                    }
-                    T::read::<S>(bias, count, zero)
+                    T::read::<S>(of.bias.add(j * bias_stride + i), count, zero)
+                }
+            };
+            // What later rows are made from is asked for beside the exponentials of earlier ones: beside the logits it was 0.2 of a
+            // softmax. Without branches: with one in the loop its constants leave the registers.
+            let ahead = {
+                #[inline(always)]
+                move |of: &Origin<T>, j: usize, i: usize| S::prefetch(of.scores.wrapping_add(j * stride + i))
+            };
+            let bias_ahead = {
+                #[inline(always)]
+                move |of: &Origin<T>, j: usize, i: usize| {
+                    ahead(of, j, i);
+                    let (from, stride) = if bias && neighbours { (of.bias, bias_stride) } else { (of.scores, stride) };
+                    S::prefetch(from.wrapping_add(j * stride + i));
                 }
             };
             match (cap, bias, mask) {
@@ -238,6 +254,7 @@ impl<T: Element> Columns<'_, T> {
                     todo,
                     #[inline(always)]
                     move |of, j, i, count| read(of, j, i, count) * scale,
+                    ahead,
                 ),
                 (None, true, false) if neighbours => self.rows::<S>(
                     side,
@@ -245,6 +262,7 @@ impl<T: Element> Columns<'_, T> {
                     todo,
                     #[inline(always)]
                     move |of, j, i, count| read(of, j, i, count).mul_add(scale, read_bias(of, j, i, count)),
+                    bias_ahead,
                 ),
                 (Some([inverse, cap]), false, false) => self.rows::<S>(
                     side,
@@ -252,6 +270,7 @@ impl<T: Element> Columns<'_, T> {
                     todo,
                     #[inline(always)]
                     move |of, j, i, count| (read(of, j, i, count) * inverse).tanh() * cap,
+                    ahead,
                 ),
                 (None, false, true) => self.rows::<S>(
                     side,
@@ -262,6 +281,7 @@ impl<T: Element> Columns<'_, T> {
                         let logit = read(of, j, i, count) * scale;
                         logit.where_some_kept(of.mask.add(j * mask_stride + i), count, none)
                     },
+                    ahead,
                 ),
                 (cap, ..) => self.rows::<S>(
                     side,
@@ -285,6 +305,7 @@ impl<T: Element> Columns<'_, T> {
                             logit
                         }
                     },
+                    bias_ahead,
                 ),
             }
         }
@@ -301,12 +322,13 @@ impl<T: Element> Columns<'_, T> {
         range: Range<usize>,
         todo: Todo<T::Lanes<S>, T>,
         logit: impl Fn(&Origin<T>, usize, usize, usize) -> T::Lanes<S> + Copy,
+        ahead: impl Fn(&Origin<T>, usize, usize) + Copy,
     ) {
         // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
         unsafe {
             S::enter(
                 #[inline(always)]
-                || self.rows_inside::<S>(side, range, todo, logit),
+                || self.rows_inside::<S>(side, range, todo, logit, ahead),
             )
         }
     }
@@ -320,6 +342,7 @@ impl<T: Element> Columns<'_, T> {
         range: Range<usize>,
         todo: Todo<T::Lanes<S>, T>,
         logit: impl Fn(&Origin<T>, usize, usize, usize) -> T::Lanes<S> + Copy,
+        ahead: impl Fn(&Origin<T>, usize, usize) + Copy,
     ) {
         let (call, stride, rows) = (&self.call, side.strip.stride, range.len());
         // Of two groups of rows: a CPU waits for bytes that it has only just written and reads in other portions.
@@ -346,17 +369,45 @@ impl<T: Element> Columns<'_, T> {
         // caller's promise.
         unsafe {
             match todo {
-                Todo::Reduce(states) => {
+                Todo::Reduce(states, mut held) => {
+                    let mut memory = group_memory();
                     for first in (0..rows).step_by(ROWS) {
-                        let count = ROWS.min(rows - first);
+                        let group = Group::new(first, ROWS.min(rows - first), &mut memory);
+                        // Where exponentials are held, or, for nobody, in place of the logits.
+                        let (held_at, pitch) = match &held {
+                            Some(held) => (held.row(first), held.pitch()),
+                            None => (group.row(0), ROW),
+                        };
                         for (segment, &of) in side.segments.iter().zip(&origins) {
-                            let states = &mut states[segment.at / T::Lanes::<S>::COUNT..];
-                            // A loop of its own for each.
-                            if count == ROWS {
-                                group_states::<S, T>(states, of, segment.len, stride, first, ROWS, logit);
-                            } else {
-                                group_states::<S, T>(states, of, segment.len, stride, first, count, logit);
-                            }
+                            let lines = segment.at..segment.at + segment.len;
+                            let (z, held_at) = (group.row(0).add(segment.at), held_at.add(segment.at));
+                            states.grow(
+                                lines.clone(),
+                                group.rows,
+                                #[inline(always)]
+                                move |row, i, count| {
+                                    let logit = logit(&of, first + row, i, count);
+                                    logit.store(z.add(row * ROW + i));
+                                    logit
+                                },
+                            );
+                            states.add(
+                                lines,
+                                group.rows,
+                                #[inline(always)]
+                                move |row, i, _| {
+                                    ahead(&of, first + row + ROWS, i);
+                                    T::Lanes::<S>::load(z.add(row * ROW + i))
+                                },
+                                #[inline(always)]
+                                move |row, i, count, exp| {
+                                    S::prefetch(held_at.wrapping_add((row + held::AHEAD_ROWS) * pitch + i));
+                                    exp.put(held_at.add(row * pitch + i), count)
+                                },
+                            );
+                        }
+                        if let Some(held) = &mut held {
+                            held.push(&states.references);
                         }
                     }
                 }
@@ -411,6 +462,59 @@ impl<T: Element> Columns<'_, T> {
         }
     }
 
+    /// A strip of which [`direct`](Self::direct) is true, in memory for what is held.
+    ///
+    /// # Safety
+    /// As of [`Pass::whole`].
+    #[inline(always)]
+    unsafe fn holding<S: Simd>(&self, side: &Side<T>, len: usize, out: Elements<T>, held: &mut Held<T::Lanes<S>>) {
+        let (start, elements) = side.strip.span(&(0..len));
+        let out = out.at(start, elements);
+        let stride = side.strip.stride;
+        let limit = self.call.options.dropout.map_or(T::Real::ONE, |dropout| T::Real::nearest(dropout.kept_scale()));
+        let limit = T::Lanes::<S>::splat(limit);
+        let mut bytes = [[0; ROW]; PER_COUNTER];
+        held.begin(&side.strip, out);
+        let mut states = States::empty(side.strip.width);
+        // SAFETY of the block: each row is written before it is read, `scale` is a vector longer than one; the rest by the
+        // caller's promise.
+        unsafe {
+            self.directly::<S>(side, 0..len, Todo::Reduce(&mut states, Some(held)));
+            let [references, scale] = Self::scales::<S>(side, states.states, true);
+            for first in (0..len).step_by(ROWS) {
+                let rows = first..len.min(first + ROWS);
+                held.settle(rows.clone(), &references);
+                for j in rows {
+                    let (from, to) = (held.row(j), out.wrapping_add(j * stride));
+                    let result = {
+                        #[inline(always)]
+                        |i: usize, count: usize| {
+                            S::prefetch(to.wrapping_add(AHEAD_TO_WRITE * stride + i));
+                            let exp = T::Lanes::<S>::get(from.add(i), count);
+                            let p = exp * T::Lanes::<S>::load(scale.as_ptr().add(i));
+                            // The maximum alone may have come out a little over its sum.
+                            p.at_most(limit)
+                        }
+                    };
+                    if self.call.options.dropout.is_none() {
+                        T::write::<S>(to, side.strip.width, result);
+                        continue;
+                    }
+                    if j % PER_COUNTER == 0 {
+                        side.keep::<S>(j, &mut bytes);
+                    }
+                    let keep = bytes[j % PER_COUNTER].as_ptr();
+                    T::write::<S>(
+                        to,
+                        side.strip.width,
+                        #[inline(always)]
+                        |i, count| result(i, count).where_kept(keep.add(i), T::Real::ZERO),
+                    );
+                }
+            }
+        }
+    }
+
     /// Makes the logits of these rows a group at a time, and adds them to the states.
     ///
     /// # Safety
@@ -446,20 +550,61 @@ impl<T: Element> Columns<'_, T> {
         states
     }
 
-    /// What is made of the logits of each line of a strip, as of [`Call::scales`]; a vector longer than it.
+    /// What is made of the logits of each line of a strip, as of [`Call::scales`]; a vector longer than it. Instead of maxima
+    /// references, if it is made of exponentials that were held.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`.
     #[inline(always)]
-    unsafe fn scales<S: Simd>(side: &Side<T>, states: &[SoftmaxState<T::Lanes<S>>]) -> [Vec<T::Real>; 2] {
-        let mut max = flat(states.iter().map(|state| state.max()));
-        let mut scale = flat(states.iter().map(|state| state.sum()));
-        // SAFETY: as promised by the caller.
-        for (i, sink) in unsafe { side.sinks::<S>() }.into_iter().enumerate() {
-            let state = SoftmaxState::from_parts(max[i], scale[i]);
-            (max[i], scale[i]) = side.call.scales::<T::Lanes<S>>(with_sink(state, sink));
+    unsafe fn scales<S: Simd>(
+        side: &Side<T>,
+        mut states: Vec<SoftmaxState<T::Lanes<S>>>,
+        held: bool,
+    ) -> [Vec<T::Real>; 2] {
+        // SAFETY of the block: a row of sinks is of whole vectors; the rest by the caller's promise.
+        unsafe {
+            if let Some(sinks) = side.sinks::<S>() {
+                for (state, chunk) in states.iter_mut().zip(sinks.chunks_exact(T::Lanes::<S>::COUNT)) {
+                    let sink = T::Lanes::<S>::load(chunk.as_ptr());
+                    let reference = state.grow(sink);
+                    state.add((sink - reference).exp());
+                }
+            }
         }
-        [max, scale]
+        let max = flat(
+            &states,
+            #[inline(always)]
+            |state| state.max(),
+        );
+        let sum = flat(
+            &states,
+            #[inline(always)]
+            |state| state.sum(),
+        );
+        let relative = {
+            #[inline(always)]
+            |state: &SoftmaxState<T::Lanes<S>>| match held {
+                true => Normalizer { max: state.reference(), sum: state.sum() },
+                false => state.finish(),
+            }
+        };
+        let mut shift = flat(
+            &states,
+            #[inline(always)]
+            |state| relative(state).max,
+        );
+        let mut scale = flat(
+            &states,
+            #[inline(always)]
+            |state| relative(state).sum,
+        );
+        side.call.scale_each::<T::Lanes<S>>(&mut scale);
+        for i in 0..side.strip.width {
+            if max[i] == T::Real::NEG_INFINITY && sum[i] == T::Real::ZERO {
+                (shift[i], scale[i]) = side.call.scales::<T::Lanes<S>>(None);
+            }
+        }
+        [shift, scale]
     }
 
     /// Writes what the logits of a group become.
@@ -494,41 +639,6 @@ impl<T: Element> Columns<'_, T> {
     }
 }
 
-/// Adds the logits of a group of rows to the states of the lines of a segment.
-///
-/// # Safety
-/// The CPU has the instructions of `S`; what `logit` makes is there.
-#[inline(always)]
-unsafe fn group_states<S: Simd, T: Element>(
-    states: &mut [SoftmaxState<T::Lanes<S>>],
-    of: Origin<T>,
-    len: usize,
-    stride: usize,
-    first: usize,
-    rows: usize,
-    logit: impl Fn(&Origin<T>, usize, usize, usize) -> T::Lanes<S>,
-) {
-    let [none, zero] = [T::Real::NEG_INFINITY, T::Real::ZERO].map(T::Lanes::<S>::splat);
-    each::<T::Lanes<S>>(
-        0..len,
-        #[inline(always)]
-        |i, count| {
-            let state = &mut states[i / T::Lanes::<S>::COUNT];
-            let (mut z, mut max, mut sum) = ([none; ROWS], none, zero);
-            for (r, z) in z.iter_mut().enumerate().take(rows) {
-                S::prefetch(of.scores.wrapping_add((first + r + ROWS) * stride + i));
-                *z = logit(&of, first + r, i, count);
-                max = z.or_greater(max);
-            }
-            let reference = state.grow(max);
-            for &z in z.iter().take(rows) {
-                sum = sum + (z - reference).scaled_exp();
-            }
-            state.add(sum.unscaled());
-        },
-    );
-}
-
 impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
     type Reduced = Vec<SoftmaxState<T::Lanes<S>>>;
     const WIDTH: usize = WIDTH;
@@ -537,10 +647,10 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
     unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
         let side = Side::new(self.call, unit);
         if self.direct::<S>(&side).is_some() {
-            let mut states = vec![SoftmaxState::empty(); side.vectors::<S>()];
+            let mut states = States::empty(side.strip.width);
             // SAFETY: as promised by the caller.
-            unsafe { self.directly::<S>(&side, range, Todo::Reduce(&mut states)) };
-            return states;
+            unsafe { self.directly::<S>(&side, range, Todo::Reduce(&mut states, None)) };
+            return states.states;
         }
         // SAFETY: as promised by the caller.
         unsafe { Self::states::<S>(&side, range) }
@@ -556,7 +666,7 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
         let side = Side::new(self.call, unit);
         // SAFETY of the block: there is room for each row; the rest by the caller's promise.
         unsafe {
-            let scales = Self::scales::<S>(&side, states);
+            let scales = Self::scales::<S>(&side, states.clone(), false);
             if let Some(out) = self.direct::<S>(&side) {
                 return self.directly::<S>(&side, range, Todo::Write(out, &scales));
             }
@@ -565,6 +675,22 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
                 let group = Group::new(first, ROWS.min(range.end - first), &mut memory);
                 side.logits::<S>(&group, &mut runs);
                 self.write_group::<S>(&side, &group, &scales, &mut kept);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(&self, units: Range<usize>, len: usize) {
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            let held = Held::new::<T>(len, self.call.geometry.lines.inner);
+            let Some(mut held) = held else { return Pass::<S>::one_by_one(self, units, len) };
+            for unit in units {
+                let side = Side::new(self.call, unit);
+                match self.direct::<S>(&side) {
+                    Some(out) => self.holding::<S>(&side, len, out, &mut held),
+                    None => Pass::<S>::one_by_one(self, unit..unit + 1, len),
+                }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What is read, and the logits made of it.
 
-use crate::cpu::lanes::{sum_of_long_terms, Lanes, Pack, MAX_LANES};
+use crate::cpu::lanes::{each, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::Elements;
 use crate::cpu::random;
@@ -16,19 +16,6 @@ use std::ops::Range;
 
 /// No block has more elements.
 pub(super) const MAX_BLOCK: usize = BLOCK_VECTORS * MAX_LANES;
-
-/// Calls `f(start, count)` for the vectors of these elements; `count` is less than a vector's in the last call only.
-#[inline(always)]
-pub(super) fn each<V: Lanes>(range: Range<usize>, mut f: impl FnMut(usize, usize)) {
-    let mut i = range.start;
-    while i + V::COUNT <= range.end {
-        f(i, V::COUNT);
-        i += V::COUNT;
-    }
-    if i < range.end {
-        f(i, range.end - i);
-    }
-}
 
 /// Scores that are neighbours in memory, at most a block, and what is beside them.
 pub(super) struct Run<R> {
@@ -308,16 +295,27 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
+    /// What [`Output::of`] takes beside maxima, in place of sums, and what dropout keeps more of.
+    #[inline(always)]
+    pub(super) fn scale_each<V: Lanes<Real = T::Real>>(&self, sums: &mut [T::Real]) {
+        for sum in &mut *sums {
+            *sum = self.options.output.scale::<V>(*sum);
+        }
+        if let Some(dropout) = self.options.dropout {
+            for scale in sums {
+                *scale = *scale * T::Real::nearest(dropout.kept_scale());
+            }
+        }
+    }
+
     /// What the logits of a line become results with: its maximum, and what [`Output::of`] takes beside it. `None` is a line
     /// of nothing: those become 0, −∞ or NaN.
     pub(super) fn scales<V: Lanes<Real = T::Real>>(&self, found: Option<Normalizer<T::Real>>) -> (T::Real, T::Real) {
         match found {
             Some(line) => {
-                let scale = self.options.output.scale::<V>(line.sum);
-                match self.options.dropout {
-                    Some(dropout) => (line.max, scale * T::Real::nearest(dropout.kept_scale())),
-                    None => (line.max, scale),
-                }
+                let mut scale = [line.sum];
+                self.scale_each::<V>(&mut scale);
+                (line.max, scale[0])
             }
             None if self.sinks.is_some() || self.options.masked_rows == MaskedRows::Zero => {
                 (T::Real::ZERO, T::Real::ZERO)

@@ -1,8 +1,8 @@
 //! Lines of a block at most, along the last dimension, whose logits are made of neighbours in memory.
 
-use super::logits::{each, first_lanes, keep_along, Call, Steps, MAX_BLOCK};
+use super::logits::{first_lanes, keep_along, Call, Steps, MAX_BLOCK};
 use super::rows::Rows;
-use crate::cpu::lanes::{sum_of_long_terms, Lanes, Pack, MAX_LANES};
+use crate::cpu::lanes::{each, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::Elements;
 use crate::cpu::random;
