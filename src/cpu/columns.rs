@@ -223,109 +223,86 @@ unsafe fn fold_rows<V: Lanes>(
     }
 }
 
-/// The maxima of `count` lines over `rows` rows that are `stride` elements apart, from element `i` on.
+/// The states of the lines of a strip over `rows` rows from `src` on, whose exponentials are held if there is where.
 ///
 /// # Safety
-/// As of [`read`], for each of the rows.
+/// The CPU has the instructions of `S`, the rows are there, and so is the room for what is held.
 #[inline(always)]
-pub(super) unsafe fn max_of<S: Simd, T: Element>(
-    from: *const T,
-    i: usize,
-    count: usize,
+pub(super) unsafe fn states<S: Simd, T: Element>(
+    src: *const T,
+    strip: &Strip,
     rows: usize,
-    stride: usize,
-) -> T::Lanes<S> {
-    // SAFETY: as promised by the caller.
+    schedule: Schedule,
+    mut held: Option<&mut Held<T::Lanes<S>>>,
+) -> Vec<SoftmaxState<T::Lanes<S>>> {
+    let mut states = States::<T::Lanes<S>>::empty(strip.width);
+    let (lines, stride) = (0..strip.width, strip.stride);
+    let groups = || (0..rows).step_by(ROWS).map(|first| (first, ROWS.min(rows - first)));
+    let logit = {
+        #[inline(always)]
+        // SAFETY: as promised by the caller.
+        move |row: usize, i: usize, count: usize| unsafe { read::<S, T>(src, row * stride + i, count) }
+    };
+    let max_first = schedule == Schedule::Safe;
+    // SAFETY of the block: as promised by the caller.
     unsafe {
-        let mut max = read::<S, T>(from, i, count);
-        for j in 1..rows {
-            max = read::<S, T>(from, i + j * stride, count).or_greater(max);
+        if max_first {
+            for (first, rows) in groups() {
+                states.grow(
+                    lines.clone(),
+                    rows,
+                    #[inline(always)]
+                    move |row, i, count| logit(first + row, i, count),
+                );
+            }
         }
-        max
+        for (first, rows) in groups() {
+            if !max_first {
+                states.grow(
+                    lines.clone(),
+                    rows,
+                    #[inline(always)]
+                    move |row, i, count| logit(first + row, i, count),
+                );
+            }
+            let logit = {
+                #[inline(always)]
+                move |row: usize, i: usize, count: usize| {
+                    S::prefetch(src.wrapping_add((first + row + ROWS) * stride + i));
+                    logit(first + row, i, count)
+                }
+            };
+            match &mut held {
+                Some(held) => {
+                    let (to, pitch) = (held.row(first), held.pitch());
+                    held.push(&states.references);
+                    states.add(
+                        lines.clone(),
+                        rows,
+                        logit,
+                        #[inline(always)]
+                        move |row, i, count, exp| {
+                            S::prefetch(to.wrapping_add((row + held::AHEAD_ROWS) * pitch + i));
+                            exp.put(to.add(row * pitch + i), count)
+                        },
+                    )
+                }
+                None => states.add(
+                    lines.clone(),
+                    rows,
+                    logit,
+                    #[inline(always)]
+                    |_, _, _, _| (),
+                ),
+            }
+        }
     }
+    states.states
 }
 
 pub(super) struct Softmax<'a, T>(pub super::Forward<'a, T>);
 
 impl<T: Element> Softmax<'_, T> {
-    /// The states of the rows `range` of a strip, whose exponentials are held if there is where.
-    ///
-    /// # Safety
-    /// The CPU has the instructions of `S`.
-    #[inline(always)]
-    unsafe fn states<S: Simd>(
-        &self,
-        strip: &Strip,
-        range: Range<usize>,
-        mut held: Option<&mut Held<T::Lanes<S>>>,
-    ) -> Vec<SoftmaxState<T::Lanes<S>>> {
-        let (start, len) = strip.span(&range);
-        let src: *const T = self.0.src.at(start, len);
-        let mut states = States::<T::Lanes<S>>::empty(strip.width);
-        let groups = || (0..range.len()).step_by(ROWS).map(|first| (first, ROWS.min(range.len() - first)));
-        let stride = strip.stride;
-        let logit = {
-            #[inline(always)]
-            // SAFETY: the rows are there, and the instructions by the caller's promise.
-            move |row: usize, i: usize, count: usize| unsafe { read::<S, T>(src, row * stride + i, count) }
-        };
-        let safe = self.0.schedule == Schedule::Safe;
-        // SAFETY of the block: there is room for what is held of each vector; the rest by the caller's promise.
-        unsafe {
-            if safe {
-                for (first, rows) in groups() {
-                    states.grow(
-                        0..strip.width,
-                        rows,
-                        #[inline(always)]
-                        move |row, i, count| logit(first + row, i, count),
-                    );
-                }
-            }
-            for (first, rows) in groups() {
-                if !safe {
-                    states.grow(
-                        0..strip.width,
-                        rows,
-                        #[inline(always)]
-                        move |row, i, count| logit(first + row, i, count),
-                    );
-                }
-                let logit = {
-                    #[inline(always)]
-                    move |row: usize, i: usize, count: usize| {
-                        S::prefetch(src.wrapping_add((first + row + ROWS) * stride + i));
-                        logit(first + row, i, count)
-                    }
-                };
-                match &mut held {
-                    Some(held) => {
-                        let (to, pitch) = (held.row(first), held.pitch());
-                        held.push(&states.references);
-                        states.add(
-                            0..strip.width,
-                            rows,
-                            logit,
-                            #[inline(always)]
-                            move |row, i, count, exp| {
-                                S::prefetch(to.wrapping_add((row + held::AHEAD_ROWS) * pitch + i));
-                                exp.put(to.add(row * pitch + i), count)
-                            },
-                        )
-                    }
-                    None => states.add(
-                        0..strip.width,
-                        rows,
-                        logit,
-                        #[inline(always)]
-                        |_, _, _, _| (),
-                    ),
-                }
-            }
-        }
-        states.states
-    }
-
     /// A strip, in memory for what is held.
     ///
     /// # Safety
@@ -340,7 +317,8 @@ impl<T: Element> Softmax<'_, T> {
         // SAFETY of the block: each row is written before it is read, `scale` is a vector longer than one; the rest by the
         // caller's promise.
         unsafe {
-            let states = self.states::<S>(&strip, 0..len, Some(held));
+            let src: *const T = self.0.src.at(start, elements);
+            let states = states::<S, T>(src, &strip, len, self.0.schedule, Some(held));
             let references = flat(
                 &states,
                 #[inline(always)]
@@ -380,8 +358,10 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
 
     #[inline(always)]
     unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
-        // SAFETY: as promised by the caller.
-        unsafe { self.states::<S>(&Strip::new(unit, self.0.lines), range, None) }
+        let strip = Strip::new(unit, self.0.lines);
+        let (start, len) = strip.span(&range);
+        // SAFETY: the rows are there; the rest by the caller's promise.
+        unsafe { states::<S, T>(self.0.src.at(start, len), &strip, range.len(), self.0.schedule, None) }
     }
 
     #[inline(always)]

@@ -10,7 +10,7 @@ use std::ops::Range;
 /// A strip holds as many bytes at most where its results are to be, before they leave the second cache, …
 const MAX_IN_OUTPUT: usize = 1 << 18;
 /// … and so many aside.
-const MAX_ASIDE: usize = 1 << 17;
+const MAX_ASIDE: usize = 1 << 19;
 
 /// How many rows the memory system is to be ahead of what is held: memory that is written is read first.
 pub(super) const AHEAD_ROWS: usize = 2;

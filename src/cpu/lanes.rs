@@ -192,14 +192,12 @@ pub(crate) trait Words: Copy {
     /// The lower halves, under those of `upper`.
     fn with_upper_halves(self, upper: Self) -> Self;
 
-    /// For each whether the 16 bits from bit `shift` on are at least `threshold`: 1, or 0.
+    /// Of the four times 16 bits of each number, and then of those of the other eight, the lowest first, which are at least
+    /// `threshold`: 1, or 0, for each of the eight.
     #[inline(always)]
-    fn at_least(self, shift: u32, threshold: u32) -> [u8; 8] {
-        let mut bytes = [0; 8];
-        for (byte, word) in bytes.iter_mut().zip(self.to_array()) {
-            *byte = u8::from(word >> shift & 0xffff >= u64::from(threshold));
-        }
-        bytes
+    fn at_least([low, high]: [Self; 2], threshold: u16) -> [[u8; 8]; 8] {
+        let words = [low.to_array(), high.to_array()];
+        from_fn(|i| from_fn(|j| u8::from((words[i / 4][j] >> (i % 4 * 16)) as u16 >= threshold)))
     }
 }
 

@@ -80,8 +80,7 @@ pub(super) fn across<S: Simd, const N: usize>(
         let line = |i: usize| (line + at + i) as u64;
         let (c1, c2) = (std::array::from_fn(|i| line(i) & LOW), std::array::from_fn(|i| line(i) >> 32));
         let halves = philox::<S::Words>([[group as u64 & LOW; AT_ONCE], c1, c2, [0; AT_ONCE]], keys(dropout.seed));
-        for (element, keep) in keep.iter_mut().enumerate() {
-            let kept = halves[element / 4].at_least(element as u32 % 4 * 16, dropout.threshold);
+        for (keep, kept) in keep.iter_mut().zip(S::Words::at_least(halves, dropout.threshold as u16)) {
             match keep[at..].first_chunk_mut() {
                 Some(keep) => *keep = kept,
                 None => keep[at..].copy_from_slice(&kept[..N - at]),

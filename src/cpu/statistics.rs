@@ -7,6 +7,7 @@ use super::memory::{filled, Elements};
 use super::rows::{self, ahead, blocks, exp_sum, sum_of, AHEAD_BLOCKS, BLOCK_VECTORS};
 use super::{run, Element, Pass};
 use crate::lines::Lines;
+use crate::op::Schedule;
 use crate::state::{CompensatedSum, Number, Real, SoftmaxState};
 use crate::statistics::{self, STATISTICS};
 use std::mem::MaybeUninit;
@@ -351,7 +352,6 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
         let strip = Strip::new(unit, self.0.lines);
         let (start, len) = strip.span(&range);
         let src: *const T = self.0.src.at(start, len);
-        let mut parts = vec![Part::empty(); strip.width.div_ceil(T::Lanes::<S>::COUNT)];
         let smoothed = self.0.classes.filter(|classes| classes.smooth).map(|classes| {
             let first: *const T = self.0.src.at(strip.row(0), strip.width);
             let mut pivots = vec![T::Real::ZERO; strip.width + T::Lanes::<S>::COUNT];
@@ -361,32 +361,28 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
             }
             (classes, pivots)
         });
+        let mut parts = Vec::new();
+        // SAFETY: the rows are there; the rest by the caller's promise.
+        for state in unsafe { columns::states::<S, T>(src, &strip, range.len(), Schedule::Reduce, None) } {
+            parts.push(Part { state, ..Part::empty() });
+        }
+        let Some((classes, pivots)) = &smoothed else { return parts };
         strip.fold::<T::Lanes<S>, _>(
             range.len(),
             &mut parts,
             #[inline(always)]
             |part, rows, count, i| {
+                let (row, line) = (range.start + i / strip.stride, i % strip.stride);
                 // SAFETY of the block: the rows are there, `pivots` are a vector longer than one, and the instructions by the
                 // caller's promise.
                 unsafe {
-                    let max = columns::max_of::<S, T>(src, i, count, rows, strip.stride);
-                    let reference = part.state.grow(max);
+                    let pivot = T::Lanes::<S>::load(pivots.as_ptr().add(line));
                     let mut sum = T::Lanes::<S>::splat(T::Real::ZERO);
                     for j in 0..rows {
-                        S::prefetch(src.wrapping_add(i + (j + columns::ROWS) * strip.stride));
-                        sum = sum + (columns::read::<S, T>(src, i + j * strip.stride, count) - reference).exp();
+                        let weight = T::Lanes::<S>::splat(classes.weight(row + j));
+                        sum = sum + weight * (columns::read::<S, T>(src, i + j * strip.stride, count) - pivot);
                     }
-                    part.state.add(sum);
-                    if let Some((classes, pivots)) = &smoothed {
-                        let (row, line) = (range.start + i / strip.stride, i % strip.stride);
-                        let pivot = T::Lanes::<S>::load(pivots.as_ptr().add(line));
-                        let mut sum = T::Lanes::<S>::splat(T::Real::ZERO);
-                        for j in 0..rows {
-                            let weight = T::Lanes::<S>::splat(classes.weight(row + j));
-                            sum = sum + weight * (columns::read::<S, T>(src, i + j * strip.stride, count) - pivot);
-                        }
-                        part.terms.add(sum);
-                    }
+                    part.terms.add(sum);
                 }
             },
         );

@@ -548,6 +548,42 @@ impl Words for U64x4x2 {
             Self([_mm256_blend_epi32::<0b1010_1010>(a, c), _mm256_blend_epi32::<0b1010_1010>(b, d)])
         }
     }
+    #[inline(always)]
+    fn at_least([low, high]: [Self; 2], threshold: u16) -> [[u8; 8]; 8] {
+        let mut kept = [[0; 8]; 8];
+        unsafe {
+            let threshold = _mm256_set1_epi16(threshold as i16);
+            let at_least = {
+                #[inline(always)]
+                |x| _mm256_cmpeq_epi16(_mm256_max_epu16(x, threshold), x)
+            };
+            // Of two numbers in each half of a register: the first's lower four, the second's, the first's upper four, the second's.
+            let to_pairs = _mm256_setr_epi8(
+                0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15, 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11,
+                15,
+            );
+            let pairs = {
+                #[inline(always)]
+                |i: usize| {
+                    let masks = _mm256_packs_epi16(at_least(low.0[i]), at_least(high.0[i]));
+                    let bytes = _mm256_and_si256(masks, _mm256_set1_epi8(1));
+                    let pairs = _mm256_shuffle_epi8(bytes, to_pairs);
+                    [_mm256_castsi256_si128(pairs), _mm256_extracti128_si256::<1>(pairs)]
+                }
+            };
+            let ([a, b], [c, d]) = (pairs(0), pairs(1));
+            let fours = [
+                [_mm_unpacklo_epi16(a, b), _mm_unpacklo_epi16(c, d)],
+                [_mm_unpackhi_epi16(a, b), _mm_unpackhi_epi16(c, d)],
+            ];
+            for (kept, [ab, cd]) in kept.chunks_exact_mut(4).zip(fours) {
+                let to = kept.as_mut_ptr().cast::<__m128i>();
+                _mm_storeu_si128(to, _mm_unpacklo_epi32(ab, cd));
+                _mm_storeu_si128(to.add(1), _mm_unpackhi_epi32(ab, cd));
+            }
+        }
+        kept
+    }
 }
 
 impl Words for U64x8 {
@@ -578,15 +614,17 @@ impl Words for U64x8 {
         Self(unsafe { _mm512_mask_blend_epi32(0b1010_1010_1010_1010, self.0, _mm512_slli_epi64::<32>(upper.0)) })
     }
     #[inline(always)]
-    fn at_least(self, shift: u32, threshold: u32) -> [u8; 8] {
-        unsafe {
-            let words = _mm512_srl_epi64(self.0, _mm_cvtsi32_si128(shift as i32));
-            let bits = _mm512_and_si512(words, _mm512_set1_epi64(0xffff));
-            let least = _mm512_cmpge_epu64_mask(bits, _mm512_set1_epi64(i64::from(threshold)));
-            let mut bytes = [0; 8];
-            _mm_storel_epi64(bytes.as_mut_ptr().cast(), _mm_maskz_set1_epi8(least.into(), 1));
-            bytes
+    fn at_least(halves: [Self; 2], threshold: u16) -> [[u8; 8]; 8] {
+        let mut kept = [[0; 8]; 8];
+        for (i, bytes) in kept.iter_mut().enumerate() {
+            unsafe {
+                let words = _mm512_srl_epi64(halves[i / 4].0, _mm_cvtsi32_si128((i % 4 * 16) as i32));
+                let bits = _mm512_and_si512(words, _mm512_set1_epi64(0xffff));
+                let least = _mm512_cmpge_epu64_mask(bits, _mm512_set1_epi64(i64::from(threshold)));
+                _mm_storel_epi64(bytes.as_mut_ptr().cast(), _mm_maskz_set1_epi8(least.into(), 1));
+            }
         }
+        kept
     }
 }
 
