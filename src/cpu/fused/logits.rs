@@ -295,16 +295,12 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    /// What [`Output::of`] takes beside maxima, in place of sums, and what dropout keeps more of.
+    /// What [`Output::of`] takes beside maxima, in place of sums; what dropout keeps is that much larger.
     #[inline(always)]
     pub(super) fn scale_each<V: Lanes<Real = T::Real>>(&self, sums: &mut [T::Real]) {
-        for sum in &mut *sums {
-            *sum = self.options.output.scale::<V>(*sum);
-        }
-        if let Some(dropout) = self.options.dropout {
-            for scale in sums {
-                *scale = *scale * T::Real::nearest(dropout.kept_scale());
-            }
+        let kept = self.options.dropout.map_or(T::Real::ONE, |dropout| T::Real::nearest(dropout.kept_scale()));
+        for sum in sums {
+            *sum = self.options.output.scale::<V>(*sum) * kept;
         }
     }
 
