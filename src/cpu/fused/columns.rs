@@ -683,13 +683,12 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
     unsafe fn whole(&self, units: Range<usize>, len: usize) {
         // SAFETY of the block: as promised by the caller.
         unsafe {
-            let held = Held::new::<T>(len, self.call.geometry.lines.inner);
-            let Some(mut held) = held else { return Pass::<S>::one_by_one(self, units, len) };
+            let mut held = Held::new::<T>(len, self.call.geometry.lines.inner);
             for unit in units {
                 let side = Side::new(self.call, unit);
-                match self.direct::<S>(&side) {
-                    Some(out) => self.holding::<S>(&side, len, out, &mut held),
-                    None => Pass::<S>::one_by_one(self, unit..unit + 1, len),
+                match (&mut held, self.direct::<S>(&side)) {
+                    (Some(held), Some(out)) => self.holding::<S>(&side, len, out, held),
+                    _ => Pass::<S>::one_by_one(self, unit..unit + 1, len),
                 }
             }
         }
