@@ -1,7 +1,7 @@
 //! Lines along another dimension than the last: neighbouring lines lie side by side, so a strip of them is walked
 //! together, row by row, with one state for each.
 
-use super::held::{self, Held};
+use super::held::{self, HeldStrip};
 use super::lanes::{each, Lanes, Pack};
 use super::level::Simd;
 use super::{Element, Pass};
@@ -16,8 +16,8 @@ pub(super) const WIDTH: usize = 256;
 /// Rows of a group, taken together; as many numbers are added plainly before the sum that compensates takes over.
 pub(super) const ROWS: usize = 8;
 
-/// How many rows the memory system is to be ahead of the arithmetic.
-const AHEAD_ROWS: usize = 2;
+/// How many rows the memory system is to be ahead of the arithmetic where rows are written one by one.
+pub(super) const AHEAD_ROWS: usize = 2;
 
 /// Where a strip lies: `width` lines side by side, whose rows are `stride` elements apart.
 #[derive(Clone, Copy)]
@@ -126,8 +126,7 @@ impl<V: Lanes> States<V> {
     /// The CPU has the instructions of `V`.
     #[inline(always)]
     pub unsafe fn grow(&mut self, lines: Range<usize>, rows: usize, logit: impl Fn(usize, usize, usize) -> V) {
-        let vectors = lines.start / V::COUNT..lines.end.div_ceil(V::COUNT);
-        let elements = vectors.start * V::COUNT..vectors.end * V::COUNT;
+        let (vectors, elements) = whole_vectors::<V>(&lines);
         let found = &mut self.found[elements.clone()];
         found.fill(V::Real::NEG_INFINITY);
         // SAFETY: chunks are as long as a vector; the rest by the caller's promise.
@@ -161,8 +160,7 @@ impl<V: Lanes> States<V> {
         logit: impl Fn(usize, usize, usize) -> V,
         see: impl Fn(usize, usize, usize, V),
     ) {
-        let vectors = lines.start / V::COUNT..lines.end.div_ceil(V::COUNT);
-        let elements = vectors.start * V::COUNT..vectors.end * V::COUNT;
+        let (vectors, elements) = whole_vectors::<V>(&lines);
         let found = &mut self.found[elements.clone()];
         let references = self.references[elements].as_ptr();
         found.fill(V::Real::ZERO);
@@ -186,6 +184,13 @@ impl<V: Lanes> States<V> {
             }
         }
     }
+}
+
+/// The vectors that these lines are in, and all of their lines.
+fn whole_vectors<V: Lanes>(lines: &Range<usize>) -> (Range<usize>, Range<usize>) {
+    let vectors = lines.start / V::COUNT..lines.end.div_ceil(V::COUNT);
+    let elements = vectors.start * V::COUNT..vectors.end * V::COUNT;
+    (vectors, elements)
 }
 
 /// Joins what `of(row, start, count)` makes of the vectors of each of `rows` rows of `width` elements with what is found, two
@@ -233,30 +238,23 @@ pub(super) unsafe fn states<S: Simd, T: Element>(
     strip: &Strip,
     rows: usize,
     schedule: Schedule,
-    mut held: Option<&mut Held<T::Lanes<S>>>,
+    mut held: Option<&mut HeldStrip<T::Lanes<S>>>,
 ) -> Vec<SoftmaxState<T::Lanes<S>>> {
     let mut states = States::<T::Lanes<S>>::empty(strip.width);
     let (lines, stride) = (0..strip.width, strip.stride);
-    let groups = || (0..rows).step_by(ROWS).map(|first| (first, ROWS.min(rows - first)));
     let logit = {
         #[inline(always)]
         // SAFETY: as promised by the caller.
         move |row: usize, i: usize, count: usize| unsafe { read::<S, T>(src, row * stride + i, count) }
     };
-    let max_first = schedule == Schedule::Safe;
     // SAFETY of the block: as promised by the caller.
     unsafe {
+        let max_first = schedule == Schedule::Safe;
         if max_first {
-            for (first, rows) in groups() {
-                states.grow(
-                    lines.clone(),
-                    rows,
-                    #[inline(always)]
-                    move |row, i, count| logit(first + row, i, count),
-                );
-            }
+            states.grow(lines.clone(), rows, logit);
         }
-        for (first, rows) in groups() {
+        for first in (0..rows).step_by(ROWS) {
+            let rows = ROWS.min(rows - first);
             if !max_first {
                 states.grow(
                     lines.clone(),
@@ -274,18 +272,8 @@ pub(super) unsafe fn states<S: Simd, T: Element>(
             };
             match &mut held {
                 Some(held) => {
-                    let (to, pitch) = (held.row(first), held.pitch());
                     held.push(&states.references);
-                    states.add(
-                        lines.clone(),
-                        rows,
-                        logit,
-                        #[inline(always)]
-                        move |row, i, count, exp| {
-                            S::prefetch(to.wrapping_add((row + held::AHEAD_ROWS) * pitch + i));
-                            exp.put(to.add(row * pitch + i), count)
-                        },
-                    )
+                    states.add(lines.clone(), rows, logit, held::hold::<S, _>(held.row(first), held.pitch()))
                 }
                 None => states.add(
                     lines.clone(),
@@ -308,14 +296,12 @@ impl<T: Element> Softmax<'_, T> {
     /// # Safety
     /// As of [`Pass::whole`].
     #[inline(always)]
-    unsafe fn holding<S: Simd>(&self, unit: usize, len: usize, held: &mut Held<T::Lanes<S>>) {
+    unsafe fn holding<S: Simd>(&self, unit: usize, len: usize, held: &mut HeldStrip<T::Lanes<S>>) {
         let strip = Strip::new(unit, self.0.lines);
         let (start, elements) = strip.span(&(0..len));
         let out = self.0.out.at(start, elements);
-        let one = T::Lanes::<S>::splat(T::Real::ONE);
         held.begin(&strip, out);
-        // SAFETY of the block: each row is written before it is read, `scale` is a vector longer than one; the rest by the
-        // caller's promise.
+        // SAFETY of the block: each row is written before it is read; the rest by the caller's promise.
         unsafe {
             let src: *const T = self.0.src.at(start, elements);
             let states = states::<S, T>(src, &strip, len, self.0.schedule, Some(held));
@@ -329,25 +315,8 @@ impl<T: Element> Softmax<'_, T> {
                 #[inline(always)]
                 |state| T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE) / state.sum(),
             );
-            for first in (0..len).step_by(ROWS) {
-                let rows = first..len.min(first + ROWS);
-                held.settle(rows.clone(), &references);
-                for j in rows {
-                    let (from, to) = (held.row(j), out.wrapping_add(j * strip.stride));
-                    T::write::<S>(
-                        to,
-                        strip.width,
-                        #[inline(always)]
-                        |i, count| {
-                            S::prefetch(to.wrapping_add(AHEAD_ROWS * strip.stride + i));
-                            let exp = T::Lanes::<S>::get(from.add(i), count);
-                            let p = exp * T::Lanes::<S>::load(scale.as_ptr().add(i));
-                            // The maximum alone may have come out a little over its sum.
-                            p.at_most(one)
-                        },
-                    )
-                }
-            }
+            let place = (len, strip.stride);
+            held::write::<S, T>(held, &[references, scale], T::Real::ONE, out, place, |_| None);
         }
     }
 }
@@ -407,7 +376,7 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
     #[inline(always)]
     unsafe fn whole(&self, units: Range<usize>, len: usize) {
         let holds = self.0.output == Output::Probability && self.0.schedule == Schedule::Reduce;
-        let held = if holds { Held::new::<T>(len, self.0.lines.inner) } else { None };
+        let held = if holds { HeldStrip::new::<T>(len, self.0.lines.inner) } else { None };
         // SAFETY of the block: as promised by the caller.
         unsafe {
             let Some(mut held) = held else { return Pass::<S>::one_by_one(self, units, len) };

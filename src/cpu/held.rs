@@ -1,10 +1,11 @@
 //! Exponentials of a strip of lines side by side, held from the sums to the results rather than taken twice.
 
-use super::columns::{Strip, ROWS, WIDTH};
+use super::columns::{Strip, AHEAD_ROWS, ROWS, WIDTH};
 use super::element::Keep;
-use super::lanes::{each, Lanes};
+use super::lanes::{each, Lanes, Pack};
+use super::level::Simd;
 use super::Element;
-use crate::state::Real;
+use crate::state::{Number, Real};
 use std::ops::Range;
 
 /// A strip holds as many bytes at most where its results are to be, before they leave the second cache, …
@@ -12,11 +13,8 @@ const MAX_IN_OUTPUT: usize = 1 << 18;
 /// … and so many aside.
 const MAX_ASIDE: usize = 1 << 19;
 
-/// How many rows the memory system is to be ahead of what is held: memory that is written is read first.
-pub(super) const AHEAD_ROWS: usize = 2;
-
 /// [Scaled](Lanes::scaled_exp) exponentials, those of each group of [`ROWS`] rows relative to references of their own.
-pub(super) struct Held<V: Lanes> {
+pub(super) struct HeldStrip<V: Lanes> {
     /// Where those of the first row are, and how far apart rows are.
     start: *mut V::Real,
     pitch: usize,
@@ -26,7 +24,7 @@ pub(super) struct Held<V: Lanes> {
     aside: Vec<V::Real>,
 }
 
-impl<V: Lanes> Held<V> {
+impl<V: Lanes> HeldStrip<V> {
     /// For strips of lines of `len` elements of `T`, `inner` side by side. `None` if they are too long, or so short that little
     /// would be won: relative to its maximum a line of one element becomes exactly 1.
     pub fn new<T: Element<Real = V::Real>>(len: usize, inner: usize) -> Option<Self> {
@@ -98,5 +96,68 @@ impl<V: Lanes> Held<V> {
                 }
             },
         );
+    }
+}
+
+/// What holds the exponentials of vectors of rows that are `pitch` apart, the first of them at `to`: for
+/// [`States::add`](super::columns::States::add).
+///
+/// # Safety
+/// The CPU has the instructions of `S`, and what is asked of the function answered has room there.
+#[inline(always)]
+pub(super) unsafe fn hold<S: Simd, V: Lanes>(to: *mut V::Real, pitch: usize) -> impl Fn(usize, usize, usize, V) {
+    #[inline(always)]
+    move |row, i, count, exp| {
+        // Memory that is written is read first.
+        S::prefetch(to.wrapping_add((row + AHEAD_ROWS) * pitch + i));
+        // SAFETY: as promised by the caller.
+        unsafe { exp.put(to.add(row * pitch + i), count) }
+    }
+}
+
+/// Writes `len` rows of probabilities, `limit` at most, to `out`: what is held, which becomes relative to `references`, times
+/// `scale`, each a vector longer than the strip is wide. `keep(row)` answers where there is a byte for each line, and for a
+/// vector more: 0 for what is to be 0.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, the rows are written and `out` is valid for writes of them.
+#[inline(always)]
+pub(super) unsafe fn write<S: Simd, T: Element>(
+    held: &HeldStrip<T::Lanes<S>>,
+    [references, scale]: &[Vec<T::Real>; 2],
+    limit: T::Real,
+    out: *mut T,
+    (len, stride): (usize, usize),
+    mut keep: impl FnMut(usize) -> Option<*const u8>,
+) {
+    let (limit, scale) = (T::Lanes::<S>::splat(limit), scale.as_ptr());
+    for first in (0..len).step_by(ROWS) {
+        let rows = first..len.min(first + ROWS);
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            held.settle(rows.clone(), references);
+            for j in rows {
+                let (from, to) = (held.row(j), out.wrapping_add(j * stride));
+                let result = {
+                    #[inline(always)]
+                    |i: usize, count: usize| {
+                        S::prefetch(to.wrapping_add(AHEAD_ROWS * stride + i));
+                        let p = T::Lanes::<S>::get(from.add(i), count) * T::Lanes::<S>::load(scale.add(i));
+                        // The maximum alone may have come out a little over its sum.
+                        p.at_most(limit)
+                    }
+                };
+                // A loop of its own for each.
+                match keep(j) {
+                    None => T::write::<S>(to, held.width, result),
+                    Some(keep) => T::write::<S>(
+                        to,
+                        held.width,
+                        #[inline(always)]
+                        |i, count| result(i, count).where_kept(keep.add(i), T::Real::ZERO),
+                    ),
+                }
+            }
+        }
     }
 }

@@ -122,7 +122,7 @@ pub(super) unsafe fn exp_sum<S: Simd, T: Element>(
 }
 
 /// Bytes that come from memory together.
-pub(super) const CACHE_LINE: usize = 64;
+const CACHE_LINE: usize = 64;
 
 /// Aligned so that no vector in it lies in two cache lines.
 #[repr(align(64))]

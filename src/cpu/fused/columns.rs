@@ -2,8 +2,8 @@
 
 use super::any::{Any, Last, Make, Part, Wide};
 use super::logits::{Call, Run, Steps};
-use crate::cpu::columns::{flat, merged, States, Strip, ROWS, WIDTH};
-use crate::cpu::held::{self, Held};
+use crate::cpu::columns::{self, flat, merged, States, Strip, ROWS, WIDTH};
+use crate::cpu::held::{self, HeldStrip};
 use crate::cpu::lanes::{Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::Elements;
@@ -12,13 +12,11 @@ use crate::cpu::rows::CacheLines;
 use crate::cpu::statistics::one;
 use crate::cpu::{Element, Pass};
 use crate::fused::Place;
-use crate::state::{Normalizer, Number, Real, SoftmaxState};
+use crate::state::{Number, Real, SoftmaxState};
 use std::ops::Range;
 
 /// How many rows the memory system is to be ahead of the arithmetic.
 const AHEAD_ROWS: usize = 2 * ROWS;
-/// The same where rows are written one by one.
-const AHEAD_TO_WRITE: usize = 2;
 /// A row of a strip, with room for whole vectors.
 pub(super) const ROW: usize = WIDTH + MAX_LANES;
 
@@ -105,9 +103,7 @@ impl<'a, T: Element> Side<'a, T> {
         for segment in &self.segments {
             for (i, to) in sinks[segment.at..][..segment.len].iter_mut().enumerate() {
                 // SAFETY: as promised by the caller.
-                if let Some(sink) = unsafe { self.call.sink::<S>(segment.place.sink + i * self.sink_step) } {
-                    *to = sink;
-                }
+                *to = unsafe { self.call.sink::<S>(segment.place.sink + i * self.sink_step) }?;
             }
         }
         Some(sinks)
@@ -189,7 +185,7 @@ struct Origin<T: Element> {
 /// What is to be done with the logits of a strip.
 enum Todo<'a, V: Lanes, T: Element> {
     /// They are to be added to the states, and their exponentials are to be held if there is where.
-    Reduce(&'a mut States<V>, Option<&'a mut Held<V>>),
+    Reduce(&'a mut States<V>, Option<&'a mut HeldStrip<V>>),
     /// The results are to be written, with the maxima and scales.
     Write(Elements<'a, T>, &'a [Vec<T::Real>; 2]),
 }
@@ -345,8 +341,6 @@ impl<T: Element> Columns<'_, T> {
         ahead: impl Fn(&Origin<T>, usize, usize) + Copy,
     ) {
         let (call, stride, rows) = (&self.call, side.strip.stride, range.len());
-        // Of two groups of rows: a CPU waits for bytes that it has only just written and reads in other portions.
-        let mut kept = [[[0; ROW]; PER_COUNTER]; 2];
         let origin = {
             #[inline(always)]
             |segment: &Segment| {
@@ -399,11 +393,7 @@ impl<T: Element> Columns<'_, T> {
                                     ahead(&of, first + row + ROWS, i);
                                     T::Lanes::<S>::load(z.add(row * ROW + i))
                                 },
-                                #[inline(always)]
-                                move |row, i, count, exp| {
-                                    S::prefetch(held_at.wrapping_add((row + held::AHEAD_ROWS) * pitch + i));
-                                    exp.put(held_at.add(row * pitch + i), count)
-                                },
+                                held::hold::<S, _>(held_at, pitch),
                             );
                         }
                         if let Some(held) = &mut held {
@@ -414,6 +404,8 @@ impl<T: Element> Columns<'_, T> {
                 Todo::Write(out, [max, scale]) => {
                     let (start, len) = side.strip.span(&range);
                     let (out, dropout) = (out.at(start, len), call.options.dropout.is_some());
+                    // Of two groups of rows: a CPU waits for bytes that it has only just written and reads in other portions.
+                    let mut kept = [[[0; ROW]; PER_COUNTER]; 2];
                     let mut first = 0;
                     side.keep::<S>(range.start, &mut kept[range.start / PER_COUNTER % 2]);
                     while first < rows {
@@ -429,13 +421,12 @@ impl<T: Element> Columns<'_, T> {
                             let (max, scale) = (max[segment.at..].as_ptr(), scale[segment.at..].as_ptr());
                             for j in first..end {
                                 let to = out.add(j * stride + segment.at);
-                                let xs = of.scores.wrapping_add(j * stride);
                                 let result = {
                                     #[inline(always)]
                                     |i, count| {
                                         // Memory that is written is read first.
-                                        S::prefetch(to.wrapping_add(AHEAD_TO_WRITE * stride + i));
-                                        S::prefetch(xs.wrapping_add(AHEAD_TO_WRITE * stride + i));
+                                        S::prefetch(to.wrapping_add(columns::AHEAD_ROWS * stride + i));
+                                        ahead(&of, j + ROWS, i);
                                         let z = logit(&of, j, i, count);
                                         let exp = (z - T::Lanes::<S>::load(max.add(i))).scaled_exp();
                                         exp * T::Lanes::<S>::load(scale.add(i))
@@ -467,51 +458,31 @@ impl<T: Element> Columns<'_, T> {
     /// # Safety
     /// As of [`Pass::whole`].
     #[inline(always)]
-    unsafe fn holding<S: Simd>(&self, side: &Side<T>, len: usize, out: Elements<T>, held: &mut Held<T::Lanes<S>>) {
+    unsafe fn holding<S: Simd>(&self, side: &Side<T>, len: usize, out: Elements<T>, held: &mut HeldStrip<T::Lanes<S>>) {
         let (start, elements) = side.strip.span(&(0..len));
         let out = out.at(start, elements);
-        let stride = side.strip.stride;
         let limit = self.call.options.dropout.map_or(T::Real::ONE, |dropout| T::Real::nearest(dropout.kept_scale()));
-        let limit = T::Lanes::<S>::splat(limit);
-        let mut bytes = [[0; ROW]; PER_COUNTER];
-        held.begin(&side.strip, out);
+        let mut kept = [[0; ROW]; PER_COUNTER];
         let mut states = States::empty(side.strip.width);
-        // SAFETY of the block: each row is written before it is read, `scale` is a vector longer than one; the rest by the
-        // caller's promise.
+        held.begin(&side.strip, out);
+        // SAFETY of the block: each row is written before it is read; the rest by the caller's promise.
         unsafe {
             self.directly::<S>(side, 0..len, Todo::Reduce(&mut states, Some(held)));
-            let [references, scale] = Self::scales::<S>(side, states.states, true);
-            for first in (0..len).step_by(ROWS) {
-                let rows = first..len.min(first + ROWS);
-                held.settle(rows.clone(), &references);
-                for j in rows {
-                    let (from, to) = (held.row(j), out.wrapping_add(j * stride));
-                    let result = {
-                        #[inline(always)]
-                        |i: usize, count: usize| {
-                            S::prefetch(to.wrapping_add(AHEAD_TO_WRITE * stride + i));
-                            let exp = T::Lanes::<S>::get(from.add(i), count);
-                            let p = exp * T::Lanes::<S>::load(scale.as_ptr().add(i));
-                            // The maximum alone may have come out a little over its sum.
-                            p.at_most(limit)
-                        }
-                    };
-                    if self.call.options.dropout.is_none() {
-                        T::write::<S>(to, side.strip.width, result);
-                        continue;
-                    }
+            let scales = Self::scales::<S>(side, &states.states, true);
+            held::write::<S, T>(
+                held,
+                &scales,
+                limit,
+                out,
+                (len, side.strip.stride),
+                #[inline(always)]
+                |j| {
                     if j % PER_COUNTER == 0 {
-                        side.keep::<S>(j, &mut bytes);
+                        side.keep::<S>(j, &mut kept);
                     }
-                    let keep = bytes[j % PER_COUNTER].as_ptr();
-                    T::write::<S>(
-                        to,
-                        side.strip.width,
-                        #[inline(always)]
-                        |i, count| result(i, count).where_kept(keep.add(i), T::Real::ZERO),
-                    );
-                }
-            }
+                    side.kept(j, &kept)
+                },
+            );
         }
     }
 
@@ -521,33 +492,30 @@ impl<T: Element> Columns<'_, T> {
     /// The CPU has the instructions of `S`.
     #[inline(always)]
     unsafe fn states<S: Simd>(side: &Side<T>, range: Range<usize>) -> Vec<SoftmaxState<T::Lanes<S>>> {
-        let (mut memory, mut runs) = (group_memory(), Vec::new());
-        let mut states = vec![SoftmaxState::empty(); side.vectors::<S>()];
-        let [none, zero] = [T::Real::NEG_INFINITY, T::Real::ZERO].map(T::Lanes::<S>::splat);
+        let (mut memory, mut runs) = (group_memory::<T::Real>(), Vec::new());
+        let mut states = States::empty(side.strip.width);
+        let lines = 0..side.strip.width;
         for first in range.clone().step_by(ROWS) {
             let group = Group::new(first, ROWS.min(range.end - first), &mut memory);
+            let logit = {
+                #[inline(always)]
+                // SAFETY: the rows are a vector longer than the strip; the rest by the caller's promise.
+                move |row: usize, i: usize, _: usize| unsafe { T::Lanes::<S>::load(group.row(row).wrapping_add(i)) }
+            };
             // SAFETY of the block: there is room for each row; the rest by the caller's promise.
             unsafe {
                 side.logits::<S>(&group, &mut runs);
-                for (i, state) in states.iter_mut().enumerate() {
-                    let at = i * T::Lanes::<S>::COUNT;
-                    let max = group.across(
-                        at,
-                        none,
-                        #[inline(always)]
-                        |max, z: T::Lanes<S>| z.or_greater(max),
-                    );
-                    let reference = state.grow(max);
-                    state.add(group.across(
-                        at,
-                        zero,
-                        #[inline(always)]
-                        |sum, z| sum + (z - reference).exp(),
-                    ));
-                }
+                states.grow(lines.clone(), group.rows, logit);
+                states.add(
+                    lines.clone(),
+                    group.rows,
+                    logit,
+                    #[inline(always)]
+                    |_, _, _, _| (),
+                );
             }
         }
-        states
+        states.states
     }
 
     /// What is made of the logits of each line of a strip, as of [`Call::scales`]; a vector longer than it. Instead of maxima
@@ -556,11 +524,8 @@ impl<T: Element> Columns<'_, T> {
     /// # Safety
     /// The CPU has the instructions of `S`.
     #[inline(always)]
-    unsafe fn scales<S: Simd>(
-        side: &Side<T>,
-        mut states: Vec<SoftmaxState<T::Lanes<S>>>,
-        held: bool,
-    ) -> [Vec<T::Real>; 2] {
+    unsafe fn scales<S: Simd>(side: &Side<T>, states: &[SoftmaxState<T::Lanes<S>>], held: bool) -> [Vec<T::Real>; 2] {
+        let mut states = states.to_vec();
         // SAFETY of the block: a row of sinks is of whole vectors; the rest by the caller's promise.
         unsafe {
             if let Some(sinks) = side.sinks::<S>() {
@@ -581,23 +546,21 @@ impl<T: Element> Columns<'_, T> {
             #[inline(always)]
             |state| state.sum(),
         );
-        let relative = {
-            #[inline(always)]
-            |state: &SoftmaxState<T::Lanes<S>>| match held {
-                true => Normalizer { max: state.reference(), sum: state.sum() },
-                false => state.finish(),
-            }
+        let (mut shift, mut scale) = if held {
+            let references = flat(
+                &states,
+                #[inline(always)]
+                |state| state.reference(),
+            );
+            (references, sum.clone())
+        } else {
+            let sums = flat(
+                &states,
+                #[inline(always)]
+                |state| state.finish().sum,
+            );
+            (max.clone(), sums)
         };
-        let mut shift = flat(
-            &states,
-            #[inline(always)]
-            |state| relative(state).max,
-        );
-        let mut scale = flat(
-            &states,
-            #[inline(always)]
-            |state| relative(state).sum,
-        );
         side.call.scale_each::<T::Lanes<S>>(&mut scale);
         for i in 0..side.strip.width {
             if max[i] == T::Real::NEG_INFINITY && sum[i] == T::Real::ZERO {
@@ -666,7 +629,7 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
         let side = Side::new(self.call, unit);
         // SAFETY of the block: there is room for each row; the rest by the caller's promise.
         unsafe {
-            let scales = Self::scales::<S>(&side, states.clone(), false);
+            let scales = Self::scales::<S>(&side, states, false);
             if let Some(out) = self.direct::<S>(&side) {
                 return self.directly::<S>(&side, range, Todo::Write(out, &scales));
             }
@@ -683,7 +646,7 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
     unsafe fn whole(&self, units: Range<usize>, len: usize) {
         // SAFETY of the block: as promised by the caller.
         unsafe {
-            let mut held = Held::new::<T>(len, self.call.geometry.lines.inner);
+            let mut held = HeldStrip::new::<T>(len, self.call.geometry.lines.inner);
             for unit in units {
                 let side = Side::new(self.call, unit);
                 match (&mut held, self.direct::<S>(&side)) {
