@@ -7,7 +7,7 @@
 use super::lanes::Lanes;
 use crate::state::Real;
 
-/// The greatest x that exp is defined for here. Softmax asks for less: nothing passes the reference by more than 8.
+/// The greatest x that exp is defined for here. Softmax asks for less: nothing passes the reference by more than 16.
 #[cfg(test)]
 pub(crate) const MAX_EXP: f32 = 40.0;
 

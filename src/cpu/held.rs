@@ -2,11 +2,10 @@
 
 use super::columns::{Strip, AHEAD_ROWS, ROWS, WIDTH};
 use super::element::Keep;
-use super::lanes::{each, Lanes, Pack};
+use super::lanes::{Lanes, Pack};
 use super::level::Simd;
 use super::Element;
 use crate::state::{Number, Real};
-use std::ops::Range;
 
 /// A strip holds as many bytes at most where its results are to be, before they leave the second cache, …
 const MAX_IN_OUTPUT: usize = 1 << 18;
@@ -68,34 +67,27 @@ impl<V: Lanes> HeldStrip<V> {
         self.references.extend_from_slice(references);
     }
 
-    /// Makes the exponentials of the group of which these are the rows relative to `references`, a number for each line and up
-    /// to a whole vector.
+    /// The roots of what the exponentials of the group that starts with this row are to be multiplied with to be relative to
+    /// `references`: a number for each line and up to a whole vector, of all three. The factors themselves may be 0 where what
+    /// they scale, and the sum divides, is still a number.
     ///
     /// # Safety
-    /// The CPU has the instructions of `V`, and the rows are written.
+    /// The CPU has the instructions of `V`.
     #[inline(always)]
-    pub unsafe fn settle(&self, rows: Range<usize>, references: &[V::Real]) {
-        let two = V::splat(V::Real::ONE + V::Real::ONE);
+    unsafe fn roots(&self, first: usize, references: &[V::Real], roots: &mut [V::Real]) {
+        let (one, two) = (V::splat(V::Real::ONE), V::splat(V::Real::ONE + V::Real::ONE));
         let elements = self.width.next_multiple_of(V::COUNT);
-        let held = self.references[rows.start / ROWS * elements..][..elements].as_ptr();
-        let references = references[..elements].as_ptr();
-        each::<V>(
-            0..self.width,
-            #[inline(always)]
-            // SAFETY: whole vectors of references are there, and the rows by the caller's promise.
-            |i, count| unsafe {
-                let (held, reference) = (V::load(held.add(i)), V::load(references.add(i)));
-                if !held.differs(reference) {
-                    return;
-                }
-                // In two halves: the whole factor may be 0 where what it scales, and the sum divides, is still a number.
-                let half = ((held - reference) / two).exp();
-                for j in rows.clone() {
-                    let at = self.row(j).add(i);
-                    (V::get(at, count) * half * half).put(at, count);
-                }
-            },
-        );
+        let held = self.references[first / ROWS * elements..][..elements].chunks_exact(V::COUNT);
+        let references = references[..elements].chunks_exact(V::COUNT);
+        let roots = roots[..elements].chunks_exact_mut(V::COUNT);
+        for ((held, reference), root) in held.zip(references).zip(roots) {
+            // SAFETY: chunks are as long as a vector; the rest by the caller's promise.
+            unsafe {
+                let (held, reference) = (V::load(held.as_ptr()), V::load(reference.as_ptr()));
+                let moved = held.differs(reference);
+                (if moved { ((held - reference) / two).exp() } else { one }).store(root.as_mut_ptr());
+            }
+        }
     }
 }
 
@@ -131,18 +123,22 @@ pub(super) unsafe fn write<S: Simd, T: Element>(
     mut keep: impl FnMut(usize) -> Option<*const u8>,
 ) {
     let (limit, scale) = (T::Lanes::<S>::splat(limit), scale.as_ptr());
+    let mut roots = references.clone();
     for first in (0..len).step_by(ROWS) {
         let rows = first..len.min(first + ROWS);
         // SAFETY of the block: as promised by the caller.
         unsafe {
-            held.settle(rows.clone(), references);
+            held.roots(first, references, &mut roots);
+            let roots = roots.as_ptr();
             for j in rows {
                 let (from, to) = (held.row(j), out.wrapping_add(j * stride));
                 let result = {
                     #[inline(always)]
                     |i: usize, count: usize| {
                         S::prefetch(to.wrapping_add(AHEAD_ROWS * stride + i));
-                        let p = T::Lanes::<S>::get(from.add(i), count) * T::Lanes::<S>::load(scale.add(i));
+                        let root = T::Lanes::<S>::load(roots.add(i));
+                        let exp = T::Lanes::<S>::get(from.add(i), count) * root * root;
+                        let p = exp * T::Lanes::<S>::load(scale.add(i));
                         // The maximum alone may have come out a little over its sum.
                         p.at_most(limit)
                     }
