@@ -1,7 +1,9 @@
 // Rows of any length at any offset, read element by element; of half precision, a thread still has two columns.
 #include "column_softmax.cuh"
 
-#define HALF(dtype, T) BOTH(COLUMN_KERNEL, column_any, dtype, T, 2, 1, 32, 256, 2)
+#define HALF(dtype, T)                                           \
+    BOTH(COLUMN_KERNEL, column_any, dtype, T, 2, 1, 16, 128, 6)  \
+    BOTH(COLUMN_KERNEL, column_any, dtype, T, 2, 1, 32, 256, 2)
 #define SINGLE(dtype, T)                                         \
     BOTH(COLUMN_KERNEL, column_any, dtype, T, 1, 1, 16, 256, 4)  \
     BOTH(COLUMN_KERNEL, column_any, dtype, T, 1, 1, 32, 256, 3)

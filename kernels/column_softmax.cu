@@ -1,9 +1,9 @@
-// Rows that are whole packs of four elements (two of f64). Of half precision short lines have half as many elements to a thread,
-// whose exponentials it keeps.
+// Rows that are whole packs of four elements (two of f64). Of half precision threads take half as many elements of short lines,
+// and keep their exponentials.
 #include "column_softmax.cuh"
 
 #define HALF(dtype, T)                                      \
-    BOTH(COLUMN_KERNEL, column, dtype, T, 4, 4, 8, 128, 6)  \
+    BOTH(COLUMN_KERNEL, column, dtype, T, 2, 2, 16, 128, 6) \
     BOTH(COLUMN_KERNEL, column, dtype, T, 4, 4, 16, 512, 2)
 #define SINGLE(dtype, T) BOTH(COLUMN_KERNEL, column, dtype, T, 4, 4, 16, 256, 2)
 #define DOUBLE(dtype, T) BOTH(COLUMN_KERNEL, column, dtype, T, 2, 2, 16, 256, 2)

@@ -309,12 +309,13 @@ __device__ __forceinline__ void block_lines(bool streaming, const T* x, T* y, in
         wait_for_kernel_before();                                                                        \
         block_lines<T, Output, COUNT, WHOLE>(ahead > 0, x, y, lines, len, ahead, BlockExchange<Real<T>>{parts}); \
     }
+// 64 x 151936 f32, of 512 blocks, takes 23.3 us, where they let the next kernel be set up 23.9.
 #define CLUSTER_KERNEL(name, dtype, T, Output, COUNT, WHOLE, THREADS, BLOCKS)                            \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                        \
         name##_##COUNT##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int ahead) {              \
         __shared__ Normalizer<Real<T>> parts[MAX_CLUSTER * THREADS / 32];                                \
         ClusterExchange<Real<T>>::begin();                                                               \
-        wait_for_kernel_before();                                                                        \
+        wait_for_kernel_before(lines == 1, 512);                                                         \
         const bool streaming = lines * len <= KEPT_BYTES / int64_t(sizeof(T));                           \
         block_lines<T, Output, COUNT, WHOLE>(streaming, x, y, lines, len, ahead, ClusterExchange<Real<T>>{parts}); \
     }

@@ -84,8 +84,9 @@ pub(crate) enum Kernel {
     SplitApply {
         whole: bool,
     },
-    /// Lines side by side in registers, `rows` elements of each to a thread. `whole`: rows are whole packs.
+    /// Lines side by side in registers: to a thread, `rows` elements of each of `columns`. `whole`: rows are whole packs.
     Column {
+        columns: usize,
         rows: usize,
         whole: bool,
     },
@@ -317,8 +318,8 @@ pub(crate) const MAX_BOX_ROWS: usize = 256;
 const BOX_ROWS: usize = 8;
 /// Up to this length a thread takes half as many rows: 1.33, with more 1.52 at (16, 64, 56, 56) dim 1 f32.
 const FEW_ROWS: usize = 128;
-/// Up to this length packs are not used but of half precision, of which a thread takes half as many rows: 1.36, with as many 1.51
-/// at (16, 64, 56, 56) dim 1.
+/// Up to this length packs are not used but of half precision, and of two elements there: (16, 64, 56, 56) dim 1 3.31 us, four
+/// columns of eight rows 3.49, of sixteen 4.1. Element by element, at an offset of one, two columns of sixteen rows 4.4, of 32 6.2.
 const SHORT_PACKS: usize = 64;
 /// Shorter lines side by side are read twice by a thread each, the second time from the L1 cache.
 const SHORT_COLUMN: usize = 16;
@@ -824,7 +825,7 @@ fn split(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> 
 fn column_tile(whole: bool, len: usize, elements: Elements) -> (usize, usize) {
     match (whole, elements.size) {
         (true, 8) => (2, 16),
-        (true, 2) if len <= SHORT_PACKS => (4, 8),
+        (_, 2) if len <= SHORT_PACKS => (2, 16),
         (true, _) => (4, 16),
         (false, 8) => (1, 16),
         (false, 2) => (2, 32),
@@ -841,14 +842,18 @@ fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan>
         && elements.output_alignment.is_multiple_of(bytes);
     // Single elements keep more blocks busy where lines are short: 1.26, packs 1.49 at (16, 64, 56, 56) dim 1 f32.
     let whole = packs && (lines.len > SHORT_PACKS || elements.size == 2);
-    let (size, rows) = column_tile(whole, lines.len, elements);
+    let (columns, rows) = column_tile(whole, lines.len, elements);
     let down = lines.len.div_ceil(rows);
     let largest = largest_cluster(device);
     // Threads side by side, and blocks of a cluster. Packs: (8, 4096, 4096) dim 1 f32 with eight and clusters of eight 1.26, four
     // and clusters of four 1.25; (64, 1000, 128) dim 1 bf16 in one block 1.70, in clusters of two 2.1; (16, 64, 56, 56) dim
     // 1 bf16 with sixteen 1.36, eight 1.43.
-    let widest = if whole { 16 } else { 32 };
-    let one_block = if rows < 16 { 128 } else { 64 };
+    let short_halves = elements.size == 2 && lines.len <= SHORT_PACKS;
+    let (widest, one_block) = match (whole, short_halves) {
+        (_, true) => (32, 128),
+        (true, false) => (16, 64),
+        (false, false) => (32, 64),
+    };
     let (across, blocks) = if down * widest <= one_block {
         (widest, 1)
     } else if whole && elements.size == 2 && down * 8 <= WIDE_COLUMN_BLOCK {
@@ -861,13 +866,13 @@ fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan>
         };
         let blocks = |across: usize| (down * across).div_ceil(COLUMN_BLOCK).next_power_of_two();
         // No less than a sector of memory side by side
-        let side_by_side = widths.iter().filter(|&&across| across * size * elements.size >= 32);
+        let side_by_side = widths.iter().filter(|&&across| across * columns * elements.size >= 32);
         side_by_side.map(|&across| (across, blocks(across))).find(|&(_, blocks)| blocks <= largest)?
     };
     let threads = (down.div_ceil(blocks) * across).next_multiple_of(WARP);
-    let strips = lines.inner.div_ceil(size * across).checked_mul(lines.outer)?;
+    let strips = lines.inner.div_ceil(columns * across).checked_mul(lines.outer)?;
     // Of the parts of every warp, every block and the whole
-    let states = (threads / WARP + blocks + 1) * across * size;
+    let states = (threads / WARP + blocks + 1) * across * columns;
     let possible = lines.inner > 1
         && lines.len <= MAX_REGISTER_LINE
         && lines.inner <= MAX_REGISTER_LINE
@@ -876,7 +881,7 @@ fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan>
         cluster: blocks as u32,
         shared_bytes: (states * 2 * elements.size.max(4)) as u32,
         parameter: across.ilog2() as i32,
-        ..plan(Kernel::Column { rows, whole }, strips * blocks, threads)
+        ..plan(Kernel::Column { columns, rows, whole }, strips * blocks, threads)
     })
 }
 
@@ -968,7 +973,7 @@ mod tests {
         let any = |count| Kernel::Warp { count, whole: false };
         let block = |count| Kernel::Block { count, whole: true };
         let cluster = |count| Kernel::Cluster { count, whole: true };
-        let column = |rows, whole| Kernel::Column { rows, whole };
+        let column = |columns, rows, whole| Kernel::Column { columns, rows, whole };
         let [narrow, wide] = [Strips::Narrow, Strips::Wide].map(Kernel::Strip);
         let split = Kernel::SplitApply { whole: true };
         let cases = [
@@ -998,11 +1003,12 @@ mod tests {
             (lines(1 << 20, 33, 1), BF16, any(16), any(16)),
             (lines(8, 4096, 4096), F32, wide, Kernel::OnlineColumns),
             (lines(1, 4096, 4096), BF16, narrow, Kernel::OnlineColumns),
-            (lines(64, 1000, 128), F32, narrow, column(16, true)),
-            (lines(64, 1000, 128), BF16, column(16, true), column(16, true)),
-            (lines(64, 1000, 127), BF16, column(32, false), column(32, false)),
-            (lines(16, 64, 3136), F32, column(16, false), column(16, false)),
-            (lines(16, 64, 3136), BF16, column(8, true), column(8, true)),
+            (lines(64, 1000, 128), F32, narrow, column(4, 16, true)),
+            (lines(64, 1000, 128), BF16, column(4, 16, true), column(4, 16, true)),
+            (lines(64, 1000, 127), BF16, column(2, 32, false), column(2, 32, false)),
+            (lines(16, 64, 3136), F32, column(1, 16, false), column(1, 16, false)),
+            (lines(16, 64, 3136), BF16, column(2, 16, true), column(2, 16, true)),
+            (lines(16, 64, 3135), BF16, column(2, 16, false), column(2, 16, false)),
             (lines(1 << 10, 8, 4096), F32, Kernel::OnlineColumns, Kernel::OnlineColumns),
             (lines(1, 10_000_000, 2), F32, Kernel::Reduce, Kernel::Reduce),
         ];
@@ -1020,7 +1026,7 @@ mod tests {
             assert_eq!(plan.kernel, Kernel::Block { count: 16, whole: false });
             // A line that does not begin where a warp's accesses do may need room for one access more.
             assert_eq!(plan.block, if unaligned.output_alignment == 4 { 96 } else { 64 });
-            let column = Kernel::Column { rows: 16, whole: false };
+            let column = Kernel::Column { columns: 1, rows: 16, whole: false };
             assert_eq!(softmax(lines(9, 99, 64), None, unaligned, HOPPER).kernel, column);
         }
         let columns = lines(8, 4096, 4096);
@@ -1028,7 +1034,10 @@ mod tests {
         assert_eq!(softmax(columns, None, input, HOPPER).kernel, Kernel::Strip(Strips::Any));
         assert_eq!(softmax(lines(64, 1000, 128), None, input, HOPPER).kernel, Kernel::Strip(Strips::Any));
         let output = Elements { output_alignment: 4, ..BF16 };
-        assert_eq!(softmax(columns, None, output, HOPPER).kernel, Kernel::Column { rows: 32, whole: false });
+        assert_eq!(
+            softmax(columns, None, output, HOPPER).kernel,
+            Kernel::Column { columns: 2, rows: 32, whole: false }
+        );
     }
 
     #[test]
@@ -1299,18 +1308,17 @@ mod tests {
                 assert!(plan.grid.1 as usize == lines.count() && block <= 512, "{what}");
                 assert!(grid * lines.count() * 2 * elements.size.max(4) < 1 << 20, "workspace: {what}");
             }
-            Kernel::Column { rows, whole } => {
-                let (size, _) = column_tile(whole, lines.len, elements);
+            Kernel::Column { columns, rows, whole } => {
                 assert!(side_by_side <= WARP && block.is_multiple_of(side_by_side) && plan.cluster <= 16, "{what}");
                 assert!(block / side_by_side * rows * plan.cluster as usize >= lines.len, "{what}");
-                let most = match (whole && elements.size == 2, rows) {
-                    (true, 8) => 128,
-                    (true, _) => 512,
-                    (false, _) => 256,
+                let most = match (elements.size, columns, rows) {
+                    (2, 2, 16) => 128,
+                    (2, 4, _) => 512,
+                    _ => 256,
                 };
                 assert!(block <= most, "{what}");
-                assert!(grid / plan.cluster as usize * side_by_side * size >= lines.inner * lines.outer, "{what}");
-                assert!(!whole || lines.inner.is_multiple_of(size), "{what}");
+                assert!(grid / plan.cluster as usize * side_by_side * columns >= lines.inner * lines.outer, "{what}");
+                assert!(!whole || lines.inner.is_multiple_of(columns), "{what}");
                 assert!(plan.shared_bytes < 48 << 10, "{what}");
             }
             Kernel::Strip(strips) => {
