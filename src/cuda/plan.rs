@@ -904,12 +904,11 @@ fn strip(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> 
     let of = |strips| strip_of(strips, lines, elements, device);
     let (rounds, plan) = if elements.input_alignment.is_multiple_of(PACK_BYTES) {
         // A round of wide strips takes less: (8, 4096, 4096) dim 1 37 rounds 1.07 / 1.22, of narrow ones 35 1.17 / 1.24; (64, 1000,
-        // 128) dim 1 f32 three 1.20, narrow two 1.06. But of few of half precision: (4096, 4096) dim 0 three 1.49, narrow three
-        // 1.38.
+        // 128) dim 1 f32 three 1.20, narrow two 1.06. But of few: (4096, 4096) dim 0 f32 five 1.20, narrow five 1.16; half
+        // precision three 1.40, narrow three 1.29.
         match (of(Strips::Narrow), of(Strips::Wide)) {
             (Some(narrow), Some(wide)) => {
-                let few = elements.size == 2 && narrow.0 <= 4;
-                let wide_is_best = if few { wide.0 < narrow.0 } else { 15 * wide.0 <= 16 * narrow.0 };
+                let wide_is_best = if narrow.0 <= 5 { wide.0 < narrow.0 } else { 15 * wide.0 <= 16 * narrow.0 };
                 if wide_is_best {
                     wide
                 } else {
@@ -1003,6 +1002,7 @@ mod tests {
             (lines(1 << 20, 33, 1), BF16, any(16), any(16)),
             (lines(8, 4096, 4096), F32, wide, Kernel::OnlineColumns),
             (lines(1, 4096, 4096), BF16, narrow, Kernel::OnlineColumns),
+            (lines(1, 4096, 4096), F32, narrow, Kernel::OnlineColumns),
             (lines(64, 1000, 128), F32, narrow, column(4, 16, true)),
             (lines(64, 1000, 128), BF16, column(4, 16, true), column(4, 16, true)),
             (lines(64, 1000, 127), BF16, column(2, 32, false), column(2, 32, false)),
