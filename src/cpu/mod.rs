@@ -19,6 +19,7 @@ mod random;
 mod rows;
 mod statistics;
 mod sum;
+mod threads;
 mod top_k;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -35,8 +36,8 @@ use crate::state::{Number, Real};
 use lanes::Lanes;
 use level::{Level, Simd, Task};
 use memory::{filled, Elements};
-use rayon::prelude::*;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 /// Up to this many elements threads cost more than they bring: 512 × 512 took 31 µs with one, 48 µs with two.
 const SERIAL: usize = 1 << 18;
@@ -212,13 +213,8 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
     if split && units < ENOUGH_LINES && unit_elements >= SPLIT_FROM {
         let part = (PART / width).max(lines.len.div_ceil(MAX_PARTS));
         let parts: Vec<_> = (0..lines.len).step_by(part).map(|start| start..lines.len.min(start + part)).collect();
-        let all = || (0..units).for_each(|unit| run_parts::<S, P>(pass, unit, &parts));
-        if rayon::current_num_threads() == 1 {
-            all()
-        } else {
-            // One visit to the thread pool rather than two for each unit.
-            rayon::scope(|_| all())
-        }
+        // One visit to the thread pool rather than two for each unit.
+        threads::visit(&|| (0..units).for_each(|unit| run_parts::<S, P>(pass, unit, &parts)));
         return;
     }
     let run_units = |units: Range<usize>| {
@@ -230,32 +226,30 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
             )
         }
     };
-    if units * unit_elements <= SERIAL || rayon::current_num_threads() == 1 {
+    if units * unit_elements <= SERIAL || threads::alone() {
         run_units(0..units)
     } else {
         let units_per_task = (PART / 2 / unit_elements).max(1);
-        let tasks = units.div_ceil(units_per_task);
-        (0..tasks)
-            .into_par_iter()
-            .with_max_len(TRADED)
-            .for_each(|task| run_units(task * units_per_task..units.min((task + 1) * units_per_task)))
+        threads::each(units.div_ceil(units_per_task), TRADED, &|task| {
+            run_units(task * units_per_task..units.min((task + 1) * units_per_task))
+        })
     }
 }
 
 /// One unit by many threads.
 fn run_parts<S: Simd, P: Pass<S>>(pass: &P, unit: usize, parts: &[Range<usize>]) {
-    let reduce = |range: &Range<usize>| {
+    let reduced: Vec<OnceLock<P::Reduced>> = parts.iter().map(|_| OnceLock::new()).collect();
+    threads::each(parts.len(), usize::MAX, &|i| {
         // SAFETY: the level is one that the CPU has.
-        unsafe {
+        let part = unsafe {
             S::enter(
                 #[inline(always)]
-                || pass.reduce(unit, range.clone()),
+                || pass.reduce(unit, parts[i].clone()),
             )
-        }
-    };
-    let alone = rayon::current_num_threads() == 1;
-    let reduced: Vec<_> =
-        if alone { parts.iter().map(reduce).collect() } else { parts.par_iter().map(reduce).collect() };
+        };
+        // Nobody else sets it.
+        let _ = reduced[i].set(part);
+    });
     // SAFETY: the level is one that the CPU has.
     let merge = |a, b| unsafe {
         S::enter(
@@ -263,17 +257,14 @@ fn run_parts<S: Simd, P: Pass<S>>(pass: &P, unit: usize, parts: &[Range<usize>])
             || P::merge(a, b),
         )
     };
-    let Some(whole) = reduced.into_iter().reduce(merge) else { return };
-    // SAFETY: the level is one that the CPU has, and the parts do not overlap.
-    let write = |range: &Range<usize>| unsafe {
-        S::enter(
-            #[inline(always)]
-            || pass.write(unit, range.clone(), &whole),
-        )
-    };
-    if alone {
-        parts.iter().for_each(write)
-    } else {
-        parts.par_iter().for_each(write)
-    }
+    let Some(whole) = reduced.into_iter().filter_map(OnceLock::into_inner).reduce(merge) else { return };
+    threads::each(parts.len(), usize::MAX, &|i| {
+        // SAFETY: the level is one that the CPU has, and the parts do not overlap.
+        unsafe {
+            S::enter(
+                #[inline(always)]
+                || pass.write(unit, parts[i].clone(), &whole),
+            )
+        }
+    })
 }
