@@ -43,7 +43,7 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     R kept[KEEPS ? ROWS * SIZE : 1];
     x += start;
     int left = mine;
-    // (16, 64, 56, 56) dim 1 bf16 3.31 us, not early 3.77; (64, 1000, 128) 9.05 and 9.54
+    // (16, 64, 56, 56) dim 1 f16 3.31 us, not early 3.77; (64, 1000, 128) 9.05 and 9.54
     wait_for_kernel_before(PER_UNIT == 2 && gridDim.x >= 256);
 #pragma unroll
     for (int k = 0; k < ROWS; k++, x += jump, left -= step) {

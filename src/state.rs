@@ -161,6 +161,13 @@ impl<N: Number> CompensatedSum<N> {
     }
 }
 
+/// The root of what exponentials relative to `old` are multiplied with to be relative to `new`. The factor itself may be 0 where
+/// what it scales, and the sum divides, is still a number.
+#[inline(always)]
+pub(crate) fn root_of_rescaling<N: Number>(old: N, new: N) -> N {
+    ((old - new) / N::splat(N::Real::ONE + N::Real::ONE)).exp()
+}
+
 /// The state `(m, d)` of the elements seen so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SoftmaxState<N> {

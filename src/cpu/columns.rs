@@ -85,6 +85,33 @@ pub(super) fn flat<A, V: Lanes>(items: &[A], of: impl Fn(&A) -> V) -> Vec<V::Rea
     flat
 }
 
+/// Writes a row of results, `result(start, count)`, but 0 where the byte at `keep` is 0.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, `to` is valid for writes of `width` elements, and there is a byte for each of them and for
+/// a vector more.
+#[inline(always)]
+pub(super) unsafe fn write_row<S: Simd, T: Element>(
+    to: *mut T,
+    width: usize,
+    keep: Option<*const u8>,
+    result: impl Fn(usize, usize) -> T::Lanes<S>,
+) {
+    // SAFETY of the block: as promised by the caller.
+    unsafe {
+        // A loop of its own for each.
+        match keep {
+            None => T::write::<S>(to, width, result),
+            Some(keep) => T::write::<S>(
+                to,
+                width,
+                #[inline(always)]
+                |i, count| result(i, count).where_kept(keep.add(i), T::Real::ZERO),
+            ),
+        }
+    }
+}
+
 /// What was found of two parts of the same lines, vector by vector.
 #[inline(always)]
 pub(super) fn merged<R>(mut a: Vec<R>, b: Vec<R>, merge: impl Fn(&mut R, R)) -> Vec<R> {

@@ -1,11 +1,11 @@
 //! Exponentials of a strip of lines side by side, held from the sums to the results rather than taken twice.
 
-use super::columns::{Strip, AHEAD_ROWS, ROWS, WIDTH};
+use super::columns::{write_row, Strip, AHEAD_ROWS, ROWS, WIDTH};
 use super::element::Keep;
 use super::lanes::{Lanes, Pack};
 use super::level::Simd;
 use super::Element;
-use crate::state::{Number, Real};
+use crate::state::{root_of_rescaling, Number, Real};
 
 /// A strip holds as many bytes at most where its results are to be, before they leave the second cache, …
 const MAX_IN_OUTPUT: usize = 1 << 18;
@@ -67,15 +67,14 @@ impl<V: Lanes> HeldStrip<V> {
         self.references.extend_from_slice(references);
     }
 
-    /// The roots of what the exponentials of the group that starts with this row are to be multiplied with to be relative to
-    /// `references`: a number for each line and up to a whole vector, of all three. The factors themselves may be 0 where what
-    /// they scale, and the sum divides, is still a number.
+    /// [`root_of_rescaling`] to `references` for the exponentials of the group that starts with this row: a number for each line
+    /// and up to a whole vector, of all three.
     ///
     /// # Safety
     /// The CPU has the instructions of `V`.
     #[inline(always)]
     unsafe fn roots(&self, first: usize, references: &[V::Real], roots: &mut [V::Real]) {
-        let (one, two) = (V::splat(V::Real::ONE), V::splat(V::Real::ONE + V::Real::ONE));
+        let one = V::splat(V::Real::ONE);
         let elements = self.width.next_multiple_of(V::COUNT);
         let held = self.references[first / ROWS * elements..][..elements].chunks_exact(V::COUNT);
         let references = references[..elements].chunks_exact(V::COUNT);
@@ -85,7 +84,7 @@ impl<V: Lanes> HeldStrip<V> {
             unsafe {
                 let (held, reference) = (V::load(held.as_ptr()), V::load(reference.as_ptr()));
                 let moved = held.differs(reference);
-                (if moved { ((held - reference) / two).exp() } else { one }).store(root.as_mut_ptr());
+                (if moved { root_of_rescaling(held, reference) } else { one }).store(root.as_mut_ptr());
             }
         }
     }
@@ -143,16 +142,7 @@ pub(super) unsafe fn write<S: Simd, T: Element>(
                         p.at_most(limit)
                     }
                 };
-                // A loop of its own for each.
-                match keep(j) {
-                    None => T::write::<S>(to, held.width, result),
-                    Some(keep) => T::write::<S>(
-                        to,
-                        held.width,
-                        #[inline(always)]
-                        |i, count| result(i, count).where_kept(keep.add(i), T::Real::ZERO),
-                    ),
-                }
+                write_row::<S, T>(to, held.width, keep(j), result);
             }
         }
     }

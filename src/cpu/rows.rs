@@ -5,7 +5,7 @@ use super::lanes::{fold, sum_of_long_terms, Lanes, Pack};
 use super::level::Simd;
 use super::{Element, Pass};
 use crate::op::{Output, Schedule};
-use crate::state::{CompensatedSum, Normalizer, Number, Real, SoftmaxState};
+use crate::state::{root_of_rescaling, CompensatedSum, Normalizer, Number, Real, SoftmaxState};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -286,12 +286,10 @@ impl<T: Element> Softmax<'_, T> {
             );
             let moved = |&(_, reference): &(_, &T::Real)| reference.differs(state.reference());
             for ((start, len), &reference) in blocks::<T::Lanes<S>>(0..len).zip(&references).filter(moved) {
-                // In two halves: the whole factor may be 0 where what it scales, and the sum divides, is still a number.
-                let half = (reference - state.reference()) / (T::Real::ONE + T::Real::ONE);
-                let factor = T::Lanes::<S>::splat(half.exp());
+                let root = T::Lanes::<S>::splat(root_of_rescaling(reference, state.reference()));
                 for i in (start..start + len).step_by(T::Lanes::<S>::COUNT) {
                     let count = T::Lanes::<S>::COUNT.min(start + len - i);
-                    (T::Lanes::<S>::get(kept.add(i), count) * factor * factor).put(kept.add(i), count);
+                    (T::Lanes::<S>::get(kept.add(i), count) * root * root).put(kept.add(i), count);
                 }
             }
             let scale = T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE / state.sum());

@@ -318,8 +318,8 @@ pub(crate) const MAX_BOX_ROWS: usize = 256;
 const BOX_ROWS: usize = 8;
 /// Up to this length a thread takes half as many rows: 1.33, with more 1.52 at (16, 64, 56, 56) dim 1 f32.
 const FEW_ROWS: usize = 128;
-/// Up to this length packs are not used but of half precision, and of two elements there: (16, 64, 56, 56) dim 1 3.31 us, four
-/// columns of eight rows 3.49, of sixteen 4.1. Element by element, at an offset of one, two columns of sixteen rows 4.4, of 32 6.2.
+/// Up to this length packs are not used but of half precision, and of two elements there: (16, 64, 56, 56) dim 1 f16 3.31
+/// us, four columns of eight rows 3.49. Element by element, at an offset of one, two columns of sixteen rows 4.4, of 32 6.2.
 const SHORT_PACKS: usize = 64;
 /// Shorter lines side by side are read twice by a thread each, the second time from the L1 cache.
 const SHORT_COLUMN: usize = 16;

@@ -403,7 +403,7 @@ impl<T: Element> Columns<'_, T> {
                 }
                 Todo::Write(out, [max, scale]) => {
                     let (start, len) = side.strip.span(&range);
-                    let (out, dropout) = (out.at(start, len), call.options.dropout.is_some());
+                    let out = out.at(start, len);
                     // Of two groups of rows: a CPU waits for bytes that it has only just written and reads in other portions.
                     let mut kept = [[[0; ROW]; PER_COUNTER]; 2];
                     let mut first = 0;
@@ -432,18 +432,8 @@ impl<T: Element> Columns<'_, T> {
                                         exp * T::Lanes::<S>::load(scale.add(i))
                                     }
                                 };
-                                // A loop of its own for each.
-                                if !dropout {
-                                    T::write::<S>(to, segment.len, result);
-                                    continue;
-                                }
-                                let keep = kept[(range.start + j) % PER_COUNTER][segment.at..].as_ptr();
-                                T::write::<S>(
-                                    to,
-                                    segment.len,
-                                    #[inline(always)]
-                                    |i, count| result(i, count).where_kept(keep.add(i), T::Real::ZERO),
-                                );
+                                let keep = side.kept(range.start + j, kept).map(|keep| keep.wrapping_add(segment.at));
+                                columns::write_row::<S, T>(to, segment.len, keep, result);
                             }
                         }
                         first = end;
