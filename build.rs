@@ -54,7 +54,11 @@ mod cuda {
 
     /// The same for kernels that are told at run time what to write.
     const KERNELS_OF_ANY_OUTPUT: &[(usize, &str, &[&str])] = &[
+        (75, "kernels/tile_softmax", ALL_BUT_DOUBLE),
+        (90, "kernels/tile_softmax", ALL_BUT_DOUBLE),
         (75, "kernels/softmax_backward", ALL),
+        (75, "kernels/tile_backward", ALL_BUT_DOUBLE),
+        (90, "kernels/tile_backward", ALL_BUT_DOUBLE),
         (75, "kernels/register_backward", ALL),
         (90, "kernels/register_backward", HALF),
         (90, "kernels/hopper/cluster_backward", ALL),
@@ -70,6 +74,7 @@ mod cuda {
         (75, "kernels/fused_backward_block", ALL),
         (75, "kernels/fused_backward_block_any", ALL),
         (75, "kernels/fused_backward_reduce", ALL),
+        (90, "kernels/fused_warp_any", HALF),
         (90, "kernels/fused_warp", HALF),
         (90, "kernels/fused_warp_window", HALF),
         (90, "kernels/fused_block", ALL_BUT_DOUBLE),

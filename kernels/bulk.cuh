@@ -28,6 +28,19 @@ struct ArrivalBarrier {
     }
 };
 
+// Copies a run into shared memory, and one from there: multiples of 16 bytes, from and to multiples of 16.
+__device__ __forceinline__ void copy_in(void* to, const void* from, uint32_t bytes, ArrivalBarrier& arrived) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&arrived)) : "memory");
+}
+// What threads have written into shared memory can be seen by copies of those that they meet afterwards.
+__device__ __forceinline__ void announce_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Returns when shared memory has been read.
+__device__ __forceinline__ void copy_out(void* to, const void* from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;\n"
+                 "cp.async.bulk.wait_group.read 0;" ::"l"(__cvta_generic_to_global(to)), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+
 // What cuTensorMapEncodeTiled makes: where a tensor of three dimensions lies, and the box of it that is copied at once.
 struct alignas(64) TensorMap {
     uint64_t opaque[16];

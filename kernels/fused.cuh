@@ -635,7 +635,7 @@ template <typename T, int COUNT, int SIZE, bool WINDOW, typename Group>
 __device__ __forceinline__ void fused_lines(const Fused<Real<T>>& call, const Group& group, int ahead = 0) {
     using R = Real<T>;
     int64_t number = group.line();
-    if constexpr (Group::BLOCK && (!WINDOW || SIZE == 1)) {
+    if constexpr (Group::BLOCK && !WINDOW) {
         auto block = static_cast<uint32_t>(number);
         if (call.sharers.size > 0) block = shared_line(call, block);
         number = block;
@@ -646,7 +646,7 @@ __device__ __forceinline__ void fused_lines(const Fused<Real<T>>& call, const Gr
     const auto access = call.access();
     auto held = held_logits<T, COUNT, SIZE, WINDOW>(group, at);
     const R own_max = held.load(access, call, at);
-    if (WINDOW && SIZE > 1 && Group::BLOCK) fetch_ahead<T>(call, at, group, ahead);
+    if (WINDOW && Group::BLOCK) fetch_ahead<T>(call, at, group, ahead);
     R absent;  // the result outside the window
     if (call.log) {
         const auto [line, factor, empty, warp_max] = normalize<false, T>(call, at, held, own_max, group);

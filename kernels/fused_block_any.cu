@@ -1,5 +1,4 @@
-// Lines of any length and offset, in the registers of a block.
-#include "fused.cuh"
+// Lines of any length and offset, a block to each.
+#include "fused_any.cuh"
 
-#define KERNELS(dtype, T) FUSED_BLOCK(fused_block_any, dtype, T, HELD_ANY, 1, true)
-FOR_EACH_DTYPE(KERNELS)
+FOR_EACH_DTYPE(FUSED_BLOCK_ANY)

@@ -1,5 +1,4 @@
-// Lines of any length and offset, in the registers of part of a warp.
-#include "fused.cuh"
+// Lines of any length and offset, several to a block.
+#include "fused_any.cuh"
 
-#define KERNELS(dtype, T) FUSED_WARP(fused_warp_any, dtype, T, HELD_ANY, 1, true)
-FOR_EACH_DTYPE(KERNELS)
+FOR_EACH_DTYPE(FUSED_WARP_ANY)

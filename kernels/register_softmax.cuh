@@ -85,12 +85,7 @@ struct RegisterLine {
                 const bool wanted = k < PACKS || (first && shift > 0);
                 access.load_if(wanted && place(k) >= lowest && place(k) <= highest, packs[k], from + place(k));
             }
-            // Units at a time, and then one element
-#pragma unroll 1
-            for (int i = shift / PER_UNIT; i > 0; i--) shift_by_unit(packs, [](Unit<T>, Unit<T> next) { return next; });
-            if constexpr (PER_UNIT == 2) {
-                if (shift % 2) shift_by_unit(packs, [](Unit<T> own, Unit<T> next) { return halves(own, next); });
-            }
+            shift_packs(packs, shift);
             if (!is_full()) {
 #pragma unroll
                 for (int k = 0; k < PACKS; k++) {
@@ -113,9 +108,39 @@ struct RegisterLine {
         }
     }
 
+    // Of a line of whole packs of the output from an input that lies otherwise in its 16 bytes, where there is more than a pack
+    // of the tensor before and behind it.
+    template <typename Access>
+    __device__ __forceinline__ void load_shifted(const Access& access, const T* from, const T* y) {
+        static_assert(WHOLE, "others begin and end within packs");
+        const auto number = [](const T* at) { return reinterpret_cast<uintptr_t>(at) / sizeof(T); };
+        const int shift = static_cast<int>(number(from) - number(y)) & (SIZE - 1);
+        from += start - shift;
+        Pack<T, SIZE> packs[PACKS + 1];
+#pragma unroll
+        for (int k = 0; k <= PACKS; k++) {
+            packs[k] = no_pack<T, SIZE>();
+            access.load_if((k < PACKS || rank() == 0) && place(k) < left + shift, packs[k], from + place(k));
+        }
+        shift_packs(packs, shift);
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            if (place(k) >= left) packs[k] = no_pack<T, SIZE>();
+            hold(k, packs[k]);
+        }
+    }
+
     // The thread's place among those that share what they load
     __device__ __forceinline__ int rank() const { return threadIdx.x & ((STEP ? STEP : step) - 1); }
 
+    // Units at a time, and then one element
+    __device__ __forceinline__ void shift_packs(Pack<T, SIZE> (&packs)[PACKS + 1], int shift) const {
+#pragma unroll 1
+        for (int i = shift / PER_UNIT; i > 0; i--) shift_by_unit(packs, [](Unit<T>, Unit<T> next) { return next; });
+        if constexpr (PER_UNIT == 2) {
+            if (shift % 2) shift_by_unit(packs, [](Unit<T> own, Unit<T> next) { return halves(own, next); });
+        }
+    }
     // Puts f(unit, the next one) in the place of each unit; the last one of a pack is followed by the next thread's first.
     template <typename F>
     __device__ __forceinline__ void shift_by_unit(Pack<T, SIZE> (&packs)[PACKS + 1], F f) const {
@@ -261,12 +286,27 @@ __device__ __forceinline__ void warp_lines(const T* x, T* y, int64_t lines, int6
     using R = Real<T>;
     const int group = 1 << shift;
     const int64_t line = blockIdx.x * int64_t(blockDim.x >> shift) + (threadIdx.x >> shift);
-    RegisterLine<T, COUNT, WHOLE, 0> held(y, line * len, line < lines ? int(len) : 0, threadIdx.x & (group - 1), group);
+    const auto softmax = [&](auto& held) {
+        const R max = warp_group_reduce(held.max(), group, [](R a, R b) { return greater(a, b); });
+        const R sum = warp_group_reduce(held.template exponentiate<Output<R>>(max), group, [](R a, R b) { return a + b; });
+        held.store(StreamingAccess{}, y, max, Output<R>::of_part(max, {max, sum * unscale<T>()}, unscale<T>()));
+    };
     const bool inside = blockIdx.x > 0 && blockIdx.x + 1 < gridDim.x;
+#if __CUDA_ARCH__ >= 900
+    if constexpr (!WHOLE) {
+        // Where only the input lies otherwise, there are no ends to care for: 131072 x 32 f16 3.9 us, as any others 4.5.
+        using Packs = RegisterLine<T, COUNT, true, 0>;
+        if (inside && int(len) % Packs::SIZE == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0) {
+            Packs held(y, line * len, int(len), threadIdx.x & (group - 1), group);
+            held.load_shifted(PlainAccess{}, x, y);
+            softmax(held);
+            return;
+        }
+    }
+#endif
+    RegisterLine<T, COUNT, WHOLE, 0> held(y, line * len, line < lines ? int(len) : 0, threadIdx.x & (group - 1), group);
     held.load(PlainAccess{}, x, y, lines * len, inside);
-    const R max = warp_group_reduce(held.max(), group, [](R a, R b) { return greater(a, b); });
-    const R sum = warp_group_reduce(held.template exponentiate<Output<R>>(max), group, [](R a, R b) { return a + b; });
-    held.store(StreamingAccess{}, y, max, Output<R>::of_part(max, {max, sum * unscale<T>()}, unscale<T>()));
+    softmax(held);
 }
 
 // Long lines of a tensor of up to this many bytes leave the L2 cache to it: 64 x 151936 f32 24.5 us, with plain accesses 26.7.
@@ -296,8 +336,8 @@ __device__ __forceinline__ void block_lines(bool streaming, const T* x, T* y, in
 }
 
 // Named kernels: NAME_COUNT_dtype. BLOCKS: that a multiprocessor shall hold of THREADS threads each, which bounds the registers.
-#define WARP_KERNEL(name, dtype, T, Output, COUNT, WHOLE)                                   \
-    extern "C" __global__ void __launch_bounds__(128)                                       \
+#define WARP_KERNEL(name, dtype, T, Output, COUNT, WHOLE, BLOCKS)                            \
+    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                               \
         name##_##COUNT##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int shift) { \
         wait_for_kernel_before();                                                           \
         warp_lines<T, Output, COUNT, WHOLE>(x, y, lines, len, shift);                       \

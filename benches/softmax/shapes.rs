@@ -41,7 +41,7 @@ const fn along(dims: &'static [usize], dim: usize, target: Target) -> Shape {
     Shape { dims, dim, target, offset_target: false, journey: false }
 }
 
-pub const GPU_SHAPES: [Shape; 19] = [
+pub const GPU_SHAPES: [Shape; 23] = [
     // Short lines.
     journey(rows(&[2097152, 16], Target::Copies(1.02, 1.02))),
     journey(rows(&[131072, 32], Target::Copies(1.15, 1.15))),
@@ -60,7 +60,11 @@ pub const GPU_SHAPES: [Shape; 19] = [
     rows(&[4, 102400], Target::Micros(4.2)),
     // One huge line.
     rows(&[1, 16777216], Target::Copies(1.5, 1.3)),
-    // A length that 128-bit loads do not divide.
+    // Lengths that 128-bit loads do not divide: the keys of a window, a text, an image's patches; and a long one.
+    no_offset_target(rows(&[1369568, 49], Target::Copies(1.1, 1.1))),
+    no_offset_target(rows(&[871543, 77], Target::Copies(1.1, 1.1))),
+    no_offset_target(rows(&[340654, 197], Target::Copies(1.1, 1.1))),
+    no_offset_target(rows(&[116306, 577], Target::Copies(1.1, 1.1))),
     no_offset_target(rows(&[8191, 4097], Target::Copies(1.1, 1.1))),
     // Other dimensions.
     along(&[4096, 4096], 0, Target::Copies(1.2, 1.2)),

@@ -70,6 +70,7 @@ impl Key {
             Kernel::OnlineColumns => format!("online_{log}softmax_columns"),
             Kernel::Reduce => format!("reduce_{log}softmax"),
             Kernel::Warp { count, whole } => format!("{}_{count}", packed("warp", whole)),
+            Kernel::Tile { words } => format!("tile_softmax_{words}"),
             Kernel::Block { count, whole } => format!("{}_{count}", packed("block", whole)),
             Kernel::Cluster { count, whole } => format!("{}_{count}", packed("cluster", whole)),
             Kernel::SplitStates { whole } => format!("split{}_states", if whole { "" } else { "_any" }),
@@ -80,6 +81,7 @@ impl Key {
             Kernel::Strip(Strips::Any) => packed("strip", false),
             Kernel::BackwardColumns => "backward_columns".into(),
             Kernel::BackwardReduce => "backward_reduce".into(),
+            Kernel::BackwardTile { words } => format!("tile_backward_{words}"),
             Kernel::BackwardWarp { count } => format!("backward_warp_{count}"),
             Kernel::BackwardBlock { count } => format!("backward_block_{count}"),
             Kernel::BackwardCluster { count } => format!("backward_cluster_{count}"),
@@ -278,6 +280,9 @@ mod tests {
                     Kernel::Strip(Strips::Narrow),
                     Kernel::Strip(Strips::Wide),
                     Kernel::Strip(Strips::Any),
+                    Kernel::BackwardTile { words: 17 },
+                    Kernel::Tile { words: 9 },
+                    Kernel::Tile { words: 33 },
                     Kernel::Block { count: 16, whole },
                     Kernel::Block { count: 64, whole },
                     Kernel::Block { count: 16, whole: any },
@@ -317,6 +322,10 @@ mod tests {
                     Kernel::Strip(Strips::Narrow),
                     Kernel::Strip(Strips::Wide),
                     Kernel::Strip(Strips::Any),
+                    Kernel::BackwardTile { words: 17 },
+                    Kernel::Tile { words: 9 },
+                    Kernel::Tile { words: 17 },
+                    Kernel::Tile { words: 33 },
                     Kernel::BackwardWarp { count: 16 },
                     Kernel::BackwardBlock { count: 16 },
                     Kernel::BackwardBlock { count: 32 },
@@ -342,7 +351,8 @@ mod tests {
                             Kernel::FusedWarp { lines: Scores | ScoresWindow, .. }
                                 | Kernel::FusedBlock { lines: Scores | ScoresWindow, .. }
                         );
-                        if compute_capability == 75 && (kernel.needs_clusters() || of_scores) {
+                        let wide_half = kernel == Kernel::Tile { words: 33 } && dtype != "f32";
+                        if compute_capability == 75 && (kernel.needs_clusters() || of_scores || wide_half) {
                             continue;
                         }
                         let key = Key { kernel, output, dtype };

@@ -194,6 +194,9 @@ pub(super) fn softmax<T: CudaElement>(
                 Kernel::Warp { .. } | Kernel::Block { .. } | Kernel::Cluster { .. } => {
                     tensors.push(count).push(len).push(parameter)
                 }
+                Kernel::Tile { .. } => {
+                    tensors.push(count).push(len).push(parameter).push((output == Output::LogProbability) as u64)
+                }
                 Kernel::SafeShortRows | Kernel::OnlineShortRows => tensors.push(count).push(len),
                 Kernel::Column { .. } => tensors.push(len).push(inner).push(parameter),
                 _ => tensors.push(count).push(len).push(inner),
@@ -271,7 +274,7 @@ pub(super) fn softmax_backward<T: CudaElement>(
     let tensors = Arguments::new().push(y).push(g).push(grad).push(lines.count() as u64).push(lines.len as u64);
     let log = (output == Output::LogProbability) as u64;
     let arguments = match plan.kernel {
-        Kernel::BackwardWarp { .. } => tensors.push(plan.parameter as u64).push(log),
+        Kernel::BackwardTile { .. } | Kernel::BackwardWarp { .. } => tensors.push(plan.parameter as u64).push(log),
         Kernel::BackwardBlock { .. } | Kernel::BackwardCluster { .. } => tensors.push(log),
         _ => tensors.push(lines.inner as u64).push(log),
     };

@@ -167,8 +167,8 @@ fn launch_backward<T: CudaElement>(
 ) -> Result<()> {
     let stream = device.cuda_stream();
     let addresses = [y.device_ptr(&stream).0, g.device_ptr(&stream).0, out.device_ptr(&stream).0];
-    let whole = (lines.len * size_of::<T>()).is_multiple_of(16) && addresses.iter().all(|&at| alignment(at) >= 16);
-    let plan = plan::softmax_backward(lines, whole, size_of::<T>(), functions::facts(device)?);
+    let aligned = addresses.iter().all(|&at| alignment(at) >= 16);
+    let plan = plan::softmax_backward(lines, aligned, size_of::<T>(), functions::facts(device)?);
     launch::softmax_backward(device, [y, g], out, lines, plan, output)
 }
 

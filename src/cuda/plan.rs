@@ -32,6 +32,7 @@ pub(crate) struct Elements {
 pub(crate) enum Family {
     Online,
     Reduce,
+    Tile,
     Register,
     Cluster,
     Split,
@@ -40,9 +41,10 @@ pub(crate) enum Family {
 }
 
 impl Family {
-    pub const ALL: [(&'static str, Self); 7] = [
+    pub const ALL: [(&'static str, Self); 8] = [
         ("online", Self::Online),
         ("reduce", Self::Reduce),
+        ("tile", Self::Tile),
         ("register", Self::Register),
         ("cluster", Self::Cluster),
         ("split", Self::Split),
@@ -63,6 +65,10 @@ pub(crate) enum Kernel {
     OnlineColumns,
     /// One block per line, two passes.
     Reduce,
+    /// Short lines, several to a block as one run that is copied through shared memory: up to `words` words of 4 bytes to a thread.
+    Tile {
+        words: usize,
+    },
     /// The line in registers, `count` elements to a thread, of a part of a warp, a block or a cluster of blocks. `whole`: lines
     /// are whole packs of 16 bytes; else they have any length and offset.
     Warp {
@@ -95,6 +101,10 @@ pub(crate) enum Kernel {
     /// The gradient, out of the result and its gradient: read twice by one thread or one block, …
     BackwardColumns,
     BackwardReduce,
+    /// … or both in tiles as above, whose first lines begin at multiples of 16 bytes, …
+    BackwardTile {
+        words: usize,
+    },
     /// … or both lines in registers, `count` elements of each to a thread; they are whole packs of 16 bytes.
     BackwardWarp {
         count: usize,
@@ -225,11 +235,11 @@ pub(crate) struct Plan {
     /// Blocks of a cluster.
     pub cluster: u32,
     pub shared_bytes: u32,
-    /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], contiguous lines of
-    /// [`Kernel::StatisticsStrided`], [`Kernel::LossBackwardShortRows`]) or of those side by side ([`Kernel::Column`]), how
-    /// many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`], [`Kernel::FusedBlock`], a warp's
-    /// [`FusedLines::ScoresWindow`]), the rows of a block
-    /// ([`Kernel::Strip`]), or the blocks of a line ([`Kernel::LossBackwardRows`]).
+    /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], [`Kernel::Tile`],
+    /// [`Kernel::BackwardTile`], contiguous lines of [`Kernel::StatisticsStrided`], [`Kernel::LossBackwardShortRows`]) or of those
+    /// side by side ([`Kernel::Column`]), how many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`],
+    /// [`Kernel::FusedBlock`], a warp's [`FusedLines::ScoresWindow`]), the rows of a block ([`Kernel::Strip`]), or the blocks of a
+    /// line ([`Kernel::LossBackwardRows`]).
     pub parameter: i32,
 }
 
@@ -258,9 +268,18 @@ const WARP_COUNTS: Counts = Counts {
     any_wide: &[(32, 8), (512, 16)],
     any_half: &[(16, 8), (512, 16)],
 };
-/// Lines of half precision up to this length that are not whole packs take a thread each, through shared memory: 4793490 x 7
-/// 3.28, in registers 4.04; 1597830 x 21 2.39 and 2.61; 1016800 x 33 2.36 and 2.19.
-const SHORT_HALF_ROW: usize = 24;
+/// Tiles: the words of 4 bytes of a line for each thread, and how many blocks of them each multiprocessor should have: fewer words
+/// where there are not enough. 9216 x 197 f16 9 1.72, 17 1.44, 33 1.90; 50000 x 197 1.71, 1.32 and 1.35; f32 1.12, 1.08 and 1.05.
+const TILE_HALF: &[(usize, usize)] = &[(32, 8), (16, 2), (8, 0)];
+const TILE_WIDE: &[(usize, usize)] = &[(32, 4), (8, 0)];
+/// Lines of half precision that fill this much of 16 words: 528416 x 127 16 1.02, 32 1.05; 871543 x 77 1.18 and 1.02.
+const TILE_FILLED: usize = 14;
+/// The longest lines in tiles, of half precision and others: 32784 x 2047 f16 1.05, a block for each line 1.38; 95733 x 701 f32 1.03 and
+/// 1.06, 86369 x 777 1.04 and 1.02.
+const TILE_HALF_ROW: usize = 2047;
+const TILE_WIDE_ROW: usize = 768;
+/// What stands before a tile in shared memory, and what is copied behind it.
+const TILE_MARGIN: usize = 128 + 16;
 /// The same for a block. 65536 x 1024: sixteen 1.01 / 1.01; 8192 x 4096: 64 1.02, 32 1.03 (f32), 32
 /// 1.02, 16 1.13 (bf16); 1024 x 32768: 64 1.07 (bf16). Just above what fills whole warps, bf16: 64527 x 520 32 1.25, 16 1.45;
 /// 32513 x 1032 64 1.13, 16 1.22; 16320 x 2056 32 1.15, 16 1.19. At an offset of one element, bf16: 65536 x 1024 32 1.02, 16
@@ -367,8 +386,8 @@ pub(crate) fn softmax(lines: Lines, schedule: Option<Schedule>, elements: Elemen
     }
 }
 
-/// The kernel for the backward of softmax. `whole`: lines of all three tensors are whole packs of 16 bytes.
-pub(crate) fn softmax_backward(lines: Lines, whole: bool, size: usize, device: DeviceFacts) -> Plan {
+/// The kernel for the backward of softmax. `aligned`: all three tensors begin at multiples of 16 bytes.
+pub(crate) fn softmax_backward(lines: Lines, aligned: bool, size: usize, device: DeviceFacts) -> Plan {
     let twice = || {
         if lines.inner > 1 && lines.count() >= MANY {
             thread_per_line(Kernel::BackwardColumns, lines)
@@ -381,9 +400,35 @@ pub(crate) fn softmax_backward(lines: Lines, whole: bool, size: usize, device: D
         Some(Family::Reduce) => Some(block_per_line(Kernel::BackwardReduce, lines)),
         _ => None,
     };
-    let possible = whole && lines.inner == 1 && lines.len <= MAX_REGISTER_LINE;
-    let held = || possible.then(|| register_backward(lines, size, device)).flatten();
+    let held = || {
+        let possible = aligned && lines.inner == 1 && lines.len <= MAX_REGISTER_LINE;
+        if !possible {
+            return None;
+        }
+        match (lines.len * size).is_multiple_of(PACK_BYTES) {
+            true => register_backward(lines, size, device),
+            false => tile_backward(lines, size),
+        }
+    };
     forced.or_else(held).unwrap_or_else(twice)
+}
+
+/// Short lines that are not whole packs
+fn tile_backward(lines: Lines, size: usize) -> Option<Plan> {
+    const WORDS: usize = 16;
+    let shift = tile_shift(lines, size, WORDS).filter(|_| size < 8)?;
+    let per_block = WARP_BLOCK >> shift;
+    let grid = lines.count().div_ceil(per_block);
+    (grid <= MAX_GRID).then(|| Plan {
+        parameter: shift,
+        shared_bytes: 2 * (per_block * lines.len * size + TILE_MARGIN).next_multiple_of(128) as u32,
+        ..plan(Kernel::BackwardTile { words: WORDS + 1 }, grid, WARP_BLOCK)
+    })
+}
+
+/// log2 of the threads that share a line in a tile, with up to so many words of 4 bytes to each.
+fn tile_shift(lines: Lines, size: usize, words: usize) -> Option<i32> {
+    (0..=5).find(|&shift| lines.len * size / 4 <= words << shift)
 }
 
 /// Over 3/2 of a copy: 65536 x 1024 sixteen elements 0.96 / 0.96; 8192 x 4096 0.96 / 0.96; 1024 x 32768 two blocks of 32
@@ -457,7 +502,10 @@ fn fused_count(kind: FusedKind, size: usize) -> (usize, usize) {
     match (kind.whole, kind.backward, size) {
         (true, false, 2) => (32, 256),
         (true, false, 4) => (16, 256),
-        (_, false, _) => (8, 256),
+        (true, false, _) => (8, 256),
+        // Eight words of 4 bytes
+        (false, false, 2) => (16, 512),
+        (false, false, _) => (8, 512),
         (true, true, 2) => (16, 512),
         (true, true, 4) => (16, 384),
         (false, true, 4) => (8, 384),
@@ -488,6 +536,10 @@ fn fused_registers(lines: Lines, kind: FusedKind, size: usize, device: DeviceFac
         (true, true) => FusedLines::Window,
     };
     let plan = warp_or_block(lines, held, backward, of)?;
+    if of == FusedLines::Any && !backward {
+        let per_block = if matches!(plan.kernel, Kernel::FusedWarp { .. }) { WARP_BLOCK >> plan.parameter } else { 1 };
+        return Some(Plan { shared_bytes: (per_block * lines.len * size + TILE_MARGIN) as u32, ..plan });
+    }
     if let Kernel::FusedBlock { lines: FusedLines::Window, .. } = plan.kernel {
         let resident = if size == 4 { 1280 } else { 1024 };
         let ahead = fused_ahead(lines, queries, size, resident / plan.block as usize, device);
@@ -629,14 +681,10 @@ pub(crate) fn top_k(lines: Lines) -> Plan {
 
 fn chosen(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
     let best_first: &[Family] = if lines.inner == 1 {
-        let odd = elements.size == 2 && room(lines, false, elements, PACK_BYTES) > lines.len;
-        if odd && lines.len <= SHORT_HALF_ROW {
-            return online(lines, elements);
-        }
         let few = lines.count() < 2 * device.multiprocessors && lines.len * elements.size >= SPLIT_BYTES;
         match few {
-            true => &[Family::Register, Family::Cluster, Family::Split],
-            false => &[Family::Register, Family::Cluster],
+            true => &[Family::Tile, Family::Register, Family::Cluster, Family::Split],
+            false => &[Family::Tile, Family::Register, Family::Cluster],
         }
     } else {
         match lines.len < SHORT_COLUMN && lines.count() >= MANY {
@@ -656,6 +704,7 @@ fn of_family(family: Family, lines: Lines, elements: Elements, device: DeviceFac
     match family {
         Family::Online => Some(online(lines, elements)),
         Family::Reduce => Some(block_per_line(Kernel::Reduce, lines)),
+        Family::Tile => tile(lines, elements, device),
         Family::Register => register(lines, elements, device),
         Family::Cluster => cluster(lines, elements, device),
         Family::Split => split(lines, elements, device),
@@ -724,6 +773,60 @@ impl Counts {
         };
         let &(_, count) = steps.iter().find(|&&(up_to, _)| len <= up_to)?;
         Some(if elements.size == 8 { count.min(MOST_DOUBLES) } else { count })
+    }
+}
+
+/// Lines that are not whole packs, or that leave many of the threads without work that would hold them in registers.
+fn tile(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
+    let forced = device.forced == Some(Family::Tile);
+    let packs = (lines.len * elements.size).is_multiple_of(PACK_BYTES);
+    let (choices, longest) = match elements.size {
+        2 if device.compute_capability >= 90 => (TILE_HALF, TILE_HALF_ROW),
+        2 => (&TILE_HALF[1..], TILE_HALF_ROW / 2),
+        _ => (TILE_WIDE, TILE_WIDE_ROW),
+    };
+    let possible = lines.inner == 1 && elements.size < 8 && lines.len <= longest;
+    if !possible || !(forced || !packs || fills_few(lines, elements, device)) {
+        return None;
+    }
+    let words = lines.len * elements.size / 4;
+    let shift_of = |most: usize| tile_shift(lines, elements.size, most);
+    let plan_of = |most: usize| {
+        let shift = shift_of(most)?;
+        let per_block = WARP_BLOCK >> shift;
+        let grid = lines.count().div_ceil(per_block);
+        (grid <= MAX_GRID).then(|| Plan {
+            parameter: shift,
+            shared_bytes: (per_block * lines.len * elements.size + TILE_MARGIN) as u32,
+            // One more, since shares of an odd number are in different banks
+            ..plan(Kernel::Tile { words: most + 1 }, grid, WARP_BLOCK)
+        })
+    };
+    // Half precision: whether 16 words are best
+    let filled =
+        elements.size == 2 && shift_of(16).is_some_and(|shift| shift == 0 || words.div_ceil(1 << shift) >= TILE_FILLED);
+    let best = choices.iter().find_map(|&(most, blocks)| {
+        let too_many = most > 8 && words <= 8 || most > 16 && filled;
+        plan_of(most).filter(|plan| !too_many && plan.grid.0 as usize >= blocks * device.multiprocessors)
+    });
+    if packs && !forced {
+        // Few lines, or of few words, are better off in registers.
+        return best.filter(|plan| plan.kernel == Kernel::Tile { words: 33 });
+    }
+    best.or_else(|| choices.iter().rev().find_map(|&(most, _)| plan_of(most)))
+}
+
+/// Whether lines of whole packs would leave many of the threads without work that hold them in registers. Of a block: 86480 x 776
+/// f16 1.15, in tiles 1.03; 111848 x 600 1.18 and 1.02; of a warp: 645277 x 136 1.16 and 1.04, 838860 x 80 1.04 and 1.03.
+fn fills_few(lines: Lines, elements: Elements, device: DeviceFacts) -> bool {
+    let Some(plan) = warp(lines, true, elements).or_else(|| block(lines, true, elements, device)) else {
+        return false;
+    };
+    match plan.kernel {
+        Kernel::Warp { count, .. } => 5 * lines.len < 3 * (count << plan.parameter),
+        Kernel::Block { count, .. } if elements.size == 2 => 5 * lines.len < 4 * count * plan.block as usize,
+        Kernel::Block { count, .. } => 5 * lines.len < 3 * count * plan.block as usize,
+        _ => false,
     }
 }
 
@@ -969,7 +1072,8 @@ mod tests {
     #[test]
     fn chosen_kernels() {
         let warp = |count| Kernel::Warp { count, whole: true };
-        let any = |count| Kernel::Warp { count, whole: false };
+        let tile = |words| Kernel::Tile { words };
+        let any_block = |count| Kernel::Block { count, whole: false };
         let block = |count| Kernel::Block { count, whole: true };
         let cluster = |count| Kernel::Cluster { count, whole: true };
         let column = |columns, rows, whole| Kernel::Column { columns, rows, whole };
@@ -983,12 +1087,7 @@ mod tests {
             (lines(65_536, 1024, 1), F32, block(16), block(16)),
             (lines(8192, 4096, 1), F32, block(64), block(64)),
             (lines(4096, 8192, 1), F32, block(64), block(64)),
-            (
-                lines(8191, 4097, 1),
-                F32,
-                Kernel::Block { count: 64, whole: false },
-                Kernel::Block { count: 64, whole: false },
-            ),
+            (lines(8191, 4097, 1), F32, any_block(64), any_block(64)),
             (lines(1024, 32_768, 1), F32, cluster(64), Kernel::Reduce),
             (lines(1024, 32_768, 1), BF16, block(64), block(64)),
             (lines(4096, 128_256, 1), BF16, cluster(128), Kernel::Reduce),
@@ -996,10 +1095,25 @@ mod tests {
             (lines(1, 151_936, 1), F32, cluster(64), split),
             (lines(1, 1 << 24, 1), F32, split, split),
             (lines(1 << 20, (1 << 30) + 1, 1), F32, Kernel::Reduce, Kernel::Reduce),
-            // Short lines of half precision that are not whole packs take a thread each.
-            (lines(1 << 20, 7, 1), BF16, Kernel::OnlineShortRows, Kernel::OnlineShortRows),
-            (lines(1 << 20, 7, 1), F32, any(8), any(8)),
-            (lines(1 << 20, 33, 1), BF16, any(16), any(16)),
+            // Short lines that are not whole packs, or would fill few of a warp's threads
+            (lines(1 << 20, 7, 1), BF16, tile(9), tile(9)),
+            (lines(1 << 20, 7, 1), F32, tile(9), tile(9)),
+            (lines(1 << 20, 33, 1), BF16, tile(17), tile(17)),
+            (lines(1 << 20, 33, 1), F32, tile(33), tile(33)),
+            (lines(1 << 20, 77, 1), BF16, tile(33), tile(17)),
+            (lines(1 << 20, 127, 1), BF16, tile(17), tile(17)),
+            (lines(9216, 127, 1), BF16, tile(17), tile(17)),
+            (lines(512, 127, 1), BF16, tile(9), tile(9)),
+            (lines(512, 577, 1), BF16, tile(17), tile(17)),
+            (lines(1 << 20, 136, 1), BF16, tile(33), warp(16)),
+            (lines(512, 136, 1), BF16, warp(16), warp(16)),
+            (lines(1 << 20, 128, 1), BF16, warp(16), warp(16)),
+            (lines(1 << 16, 776, 1), BF16, tile(33), block(16)),
+            (lines(1 << 16, 776, 1), F32, block(16), block(16)),
+            (lines(1 << 16, 2047, 1), BF16, tile(33), any_block(32)),
+            (lines(1 << 16, 2049, 1), BF16, any_block(32), any_block(32)),
+            (lines(1 << 16, 701, 1), F32, tile(33), tile(33)),
+            (lines(1 << 16, 777, 1), F32, any_block(16), any_block(16)),
             (lines(8, 4096, 4096), F32, wide, Kernel::OnlineColumns),
             (lines(1, 4096, 4096), BF16, narrow, Kernel::OnlineColumns),
             (lines(1, 4096, 4096), F32, narrow, Kernel::OnlineColumns),
@@ -1090,8 +1204,17 @@ mod tests {
         assert_eq!(kernel(lines(9, 32_768, 1), true, 4, HOPPER), Kernel::BackwardCluster { count: 32 });
         assert_eq!(kernel(lines(9, 128_256, 1), true, 2, HOPPER), Kernel::BackwardCluster { count: 64 });
         assert_eq!(kernel(lines(9, 4096, 1), false, 2, HOPPER), Kernel::BackwardReduce);
+        assert_eq!(kernel(lines(9, 77, 1), false, 2, HOPPER), Kernel::BackwardReduce);
+        for device in [TURING, HOPPER] {
+            assert_eq!(kernel(lines(9, 77, 1), true, 2, device), Kernel::BackwardTile { words: 17 });
+            assert_eq!(kernel(lines(9, 77, 1), true, 4, device), Kernel::BackwardTile { words: 17 });
+            assert_eq!(kernel(lines(9, 77, 1), true, 8, device), Kernel::BackwardReduce);
+            assert_eq!(kernel(lines(9, 577, 1), true, 4, device), Kernel::BackwardReduce);
+            assert_eq!(kernel(lines(9, 1025, 1), true, 2, device), Kernel::BackwardTile { words: 17 });
+            assert_eq!(kernel(lines(9, 1027, 1), true, 2, device), Kernel::BackwardReduce);
+        }
         assert_eq!(kernel(lines(9, 4096, 4096), false, 2, HOPPER), Kernel::BackwardColumns);
-        for (len, outer) in [8, 64, 1000, 4096, 8192, 16_384, 128_256, 1 << 20, 1 << 24]
+        for (len, outer) in [1, 7, 8, 33, 64, 127, 511, 1000, 1001, 4096, 8192, 16_384, 128_256, 1 << 20, 1 << 24]
             .into_iter()
             .flat_map(|len| [1, 7, 1 << 20, 1 << 33].map(|outer| (len, outer)))
         {
@@ -1102,6 +1225,12 @@ mod tests {
                 let (grid, block, cluster) = (plan.grid.0 as usize, plan.block as usize, plan.cluster as usize);
                 assert!((1..=MAX_GRID).contains(&grid) && block.is_multiple_of(WARP), "{what}");
                 match plan.kernel {
+                    Kernel::BackwardTile { words } => {
+                        assert!((words - 1) << plan.parameter >= len * size / 4 && plan.parameter <= 5, "{what}");
+                        assert!(grid * (block >> plan.parameter) >= outer && block == 128 && size < 8, "{what}");
+                        let tile = (block >> plan.parameter) * len * size + 128 + 16;
+                        assert!(plan.shared_bytes as usize >= 2 * tile && plan.shared_bytes <= 48 << 10, "{what}");
+                    }
                     Kernel::BackwardWarp { count } => {
                         assert!(count << plan.parameter >= len && plan.parameter <= 5, "{what}");
                         assert!(grid * (block >> plan.parameter) >= outer && block == 128, "{what}");
@@ -1156,7 +1285,9 @@ mod tests {
             (lines(64, 8200, 1), packs, HOPPER, Kernel::FusedCluster),
             (lines(64, 8200, 1), packs, TURING, Kernel::FusedReduce { backward }),
             (lines(64, 2000, 1), any, TURING, Kernel::FusedBlock { backward, lines: FusedLines::Any }),
-            (lines(64, 4097, 1), any, HOPPER, Kernel::FusedReduce { backward }),
+            (lines(64, 77, 1), any, HOPPER, Kernel::FusedWarp { backward, lines: FusedLines::Any }),
+            (lines(64, 4097, 1), any, HOPPER, Kernel::FusedBlock { backward, lines: FusedLines::Any }),
+            (lines(64, 8193, 1), any, HOPPER, Kernel::FusedReduce { backward }),
             (lines(1 << 20, 512, 1), FusedKind { narrow: false, ..packs }, HOPPER, Kernel::FusedReduce { backward }),
             (lines(64, 100, 64), any, HOPPER, Kernel::FusedColumns { backward }),
         ] {
@@ -1179,6 +1310,8 @@ mod tests {
                 (1, true, true, 4),
                 (1, true, false, 8),
                 (1, false, true, 8),
+                (1, false, false, 2),
+                (1, false, false, 8),
                 (9, false, false, 4),
             ] {
                 let lines = lines(outer, len, inner);
@@ -1203,6 +1336,14 @@ mod tests {
                 assert!((1..=MAX_GRID).contains(&grid) && (WARP..=512).contains(&block), "{what}");
                 assert!(block.is_multiple_of(WARP) && grid.is_multiple_of(plan.cluster as usize), "{what}");
                 assert!(kind.narrow || !plan.is_narrow(), "{what}");
+                if let Kernel::FusedWarp { backward: false, lines: FusedLines::Any }
+                | Kernel::FusedBlock { backward: false, lines: FusedLines::Any } = plan.kernel
+                {
+                    let here = lines.count().min(block >> plan.parameter);
+                    let here = if matches!(plan.kernel, Kernel::FusedWarp { .. }) { here } else { 1 };
+                    assert!(plan.shared_bytes as usize >= here * len * size + 128 + 16, "{what}");
+                    assert!(plan.shared_bytes <= 48 << 10, "{what}");
+                }
                 match plan.kernel {
                     Kernel::FusedWarp { lines: ScoresWindow, .. } => {
                         assert!(
@@ -1290,6 +1431,13 @@ mod tests {
             Kernel::OnlineShortRows => {
                 assert!(plan.shared_bytes as usize >= block * lines.len * elements.size.max(4), "{what}");
                 assert!(grid * block >= lines.count() && plan.shared_bytes <= 48 << 10, "{what}");
+            }
+            Kernel::Tile { words } => {
+                let bytes = lines.len * elements.size;
+                assert!((words - 1) * side_by_side >= bytes / 4 && words % 2 == 1 && words <= 33, "{what}");
+                assert!(grid * (block / side_by_side) >= lines.count() && elements.size < 8 && block == 128, "{what}");
+                let tile = block / side_by_side * bytes;
+                assert!(plan.shared_bytes as usize >= tile + 128 + 16 && plan.shared_bytes <= 48 << 10, "{what}");
             }
             Kernel::Warp { count, whole } => {
                 assert!(count * side_by_side >= room(lines, whole, elements, PACK_BYTES), "{what}");

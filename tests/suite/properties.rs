@@ -1,7 +1,8 @@
 //! Random shapes, dimensions, layouts and values, drawn so that every kernel and CPU path is reached.
 
-use crate::support::{check, devices, gpu, normal, tensor, within_cap, Op, DTYPES};
+use crate::support::{check, check_result, devices, gpu, normal, tensor, values, within_cap, Op, DTYPES};
 use candle_core::{DType, Device, Result, Tensor};
+use candle_softmax::ops;
 use proptest::prelude::*;
 
 /// How a tensor lies in memory.
@@ -113,6 +114,36 @@ fn more_strips_than_run_at_once() -> Result<()> {
     Ok(())
 }
 
+/// So many short lines that each thread takes as many words of one as it has room for.
+#[test]
+fn many_lines_that_are_no_packs() -> Result<()> {
+    let Some(gpu) = gpu() else {
+        eprintln!("skipped: there is no GPU, or feature `cuda` is off");
+        return Ok(());
+    };
+    for (dtype, lines, len) in [
+        (DType::BF16, 180_000, 7),
+        (DType::F16, 140_000, 25),
+        (DType::F16, 70_000, 77),
+        (DType::BF16, 70_000, 72),
+        (DType::BF16, 17_200, 333),
+        (DType::F16, 4300, 1237),
+        (DType::F32, 34_000, 77),
+        (DType::F32, 4300, 600),
+    ] {
+        for (skipped, op) in [(0, Op::Softmax), (1, Op::LogSoftmax), (6, Op::Softmax)] {
+            if within_cap(lines * len) {
+                check(
+                    op,
+                    &side_by_side([lines, len, 1], skipped, Values::Normal(3.0), dtype, 8, &gpu)?.squeeze(2)?,
+                    1,
+                )?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// A length of one of the sizes that kernels and blocks change at.
 fn length() -> impl Strategy<Value = usize> {
     prop_oneof![
@@ -185,6 +216,28 @@ proptest! {
         }
     }
 
+    /// Contiguous lines wherever the first begins, and written over themselves, which leaves what is around them alone.
+    #[test]
+    fn rows(lines in 1usize..1000, len in prop_oneof![1usize..140, 140usize..2100], skipped in 0usize..9, kind in kinds(),
+            dtype in prop::sample::select(DTYPES.to_vec()), op in prop::sample::select(Op::ALL.to_vec()), seed in any::<u64>()) {
+        let lines = lines.min(100_000 / len);
+        let count = lines * len;
+        if within_cap(count) {
+            for device in devices() {
+                let all = build(&[skipped + count + 9], 0, View::Contiguous, kind, dtype, seed, &device).unwrap();
+                let rows = |all: &Tensor| all.narrow(0, skipped, count).and_then(|part| part.reshape((lines, len))).unwrap();
+                check(op, &rows(&all), 1).unwrap();
+                let over = all.copy().unwrap();
+                ops::softmax_inplace(&rows(&over), 1).unwrap();
+                check_result(Op::Softmax, &rows(&all), 1, &rows(&over)).unwrap();
+                let [before, after] = [&all, &over].map(|all| values(all).unwrap());
+                for around in [0..skipped, skipped + count..skipped + count + 9] {
+                    prop_assert!(before[around.clone()].iter().zip(&after[around]).all(|(a, b)| a.to_bits() == b.to_bits()));
+                }
+            }
+        }
+    }
+
     /// Lines side by side whose rows are whole packs of 16 bytes, wherever the first begins.
     #[test]
     fn strips(outer in 1usize..4, len in prop_oneof![16usize..66, 100usize..600, 900usize..1100, 2000usize..4500], packs in 4usize..40, skipped in 0usize..9,
@@ -204,8 +257,8 @@ proptest! {
         if let Some(gpu) = gpu().filter(|_| within_cap(shape.iter().product())) {
             let op = if log { Op::LogSoftmax } else { Op::Softmax };
             let make = |device: &Device| build(&shape, dim, View::Contiguous, Values::Normal(3.0), DType::F32, seed, device);
-            let cpu = crate::support::values(&op.apply(&make(&Device::Cpu).unwrap(), dim).unwrap()).unwrap();
-            let cuda = crate::support::values(&op.apply(&make(&gpu).unwrap(), dim).unwrap()).unwrap();
+            let cpu = values(&op.apply(&make(&Device::Cpu).unwrap(), dim).unwrap()).unwrap();
+            let cuda = values(&op.apply(&make(&gpu).unwrap(), dim).unwrap()).unwrap();
             for (a, b) in cpu.iter().zip(&cuda) {
                 prop_assert!((a - b).abs() <= a.abs() * 1e-5 + 1e-6 * f64::from(u8::from(log)), "{a} on the CPU and {b} on CUDA");
             }

@@ -1,0 +1,107 @@
+// Tiles: several short contiguous lines that a block copies into shared memory and back as the one run that they are in memory,
+// wherever lines end. There a group of threads takes a line.
+#pragma once
+#include "bulk.cuh"
+#include "pack.cuh"
+
+// What shared memory has beside a tile: up to 128 bytes before it, and 16 behind.
+constexpr int TILE_MARGIN = 144;
+
+// A run of elements in shared memory, `before` elements behind a multiple of 128 bytes as it lies in global memory: copies between
+// lines of 128 bytes that lie otherwise are slower (131328 x 511 f16 1.01 copies, with 16 bytes instead 1.05, and not even the
+// first line where a multiple of 128 bytes is 1.12).
+template <typename T>
+struct Tile {
+    static constexpr int SIZE = 16 / sizeof(T);
+    T* elements;
+    int count;
+
+    static __device__ __forceinline__ int before(const T* at) {
+        return static_cast<int>(reinterpret_cast<uintptr_t>(at) % 128 / sizeof(T));
+    }
+
+    // All threads call this, and wait for each other and then for `arrived`, which they have not used before. The tensor begins so
+    // many elements before the run, and ends so many behind it: what shares 16 bytes with the run is read, too, if it is of the tensor.
+    __device__ __forceinline__ void fetch(const T* run, int64_t elements_before, int64_t elements_behind, ArrivalBarrier& arrived) const {
+        const int from = before(run), behind = from + count;
+        const T* source = run - from;
+        // Whole packs, and elements at both ends
+        const int first = elements_before < SIZE ? (from + SIZE - 1) / SIZE : from / SIZE;
+        const int end = elements_behind < SIZE ? behind / SIZE : (behind + SIZE - 1) / SIZE;
+#if __CUDA_ARCH__ >= 900
+        if (threadIdx.x == 0) {
+            const uint32_t bytes = end > first ? (end - first) * 16 : 0;
+            arrived.expect(bytes);
+            if (bytes > 0) copy_in(elements + first * SIZE, source + first * SIZE, bytes, arrived);
+        }
+#else
+        for (int p = first + threadIdx.x; p < end; p += blockDim.x) {
+            reinterpret_cast<uint4*>(elements)[p] = reinterpret_cast<const uint4*>(source)[p];
+        }
+#endif
+        each_at_ends(from, first, end, [&](int i) { elements[i] = source[i]; });
+    }
+
+    // All threads call this when they have written their part.
+    __device__ __forceinline__ void store(T* run) const {
+        const int from = before(run), first = (from + SIZE - 1) / SIZE, end = (from + count) / SIZE;
+        T* to = run - from;
+#if __CUDA_ARCH__ >= 900
+        announce_to_copies();
+        __syncthreads();
+        if (threadIdx.x == 0 && end > first) copy_out(to + first * SIZE, elements + first * SIZE, (end - first) * 16);
+#else
+        __syncthreads();
+        for (int p = first + threadIdx.x; p < end; p += blockDim.x) {
+            __stcs(reinterpret_cast<uint4*>(to) + p, reinterpret_cast<const uint4*>(elements)[p]);
+        }
+#endif
+        each_at_ends(from, first, end, [&](int i) { to[i] = elements[i]; });
+    }
+
+    // Calls f with the places of the elements that are not in packs first..end, which the run reaches at both ends: fewer than
+    // SIZE at either end. By the last threads, since the first one has copies to begin.
+    template <typename F>
+    __device__ __forceinline__ void each_at_ends(int from, int first, int end, F f) const {
+        const int i = blockDim.x - 1 - threadIdx.x, behind = from + count;
+        if (i >= SIZE) return;
+        if (first * SIZE > from && from + i < first * SIZE && from + i < behind) f(from + i);
+        // A run within one pack has no end of its own.
+        if (end >= first && end * SIZE + i < behind) f(end * SIZE + i);
+    }
+};
+
+// What is this thread's of a tile, whose lines 2^shift threads share: neighbouring words of 4 bytes. Of half precision a line may
+// begin and end in the middle of a word that it shares with its neighbours: these elements are its first and its last thread's.
+template <typename T>
+struct TileShare {
+    static constexpr int PER_UNIT = Element<T>::PER_UNIT;
+    int begin, end;            // of the line, in elements of the tile
+    bool has_first, has_last;  // the first and the last element by themselves
+    int share;                 // words that a thread may have: an odd number where there are several, for different banks
+    int word, mine;            // the first one, and how many there are
+
+    // `lines` of the tile from element `before` on
+    __device__ __forceinline__ TileShare(int before, int lines, int len, int shift) {
+        const int group = 1 << shift, own = threadIdx.x >> shift, rank = threadIdx.x & (group - 1);
+        begin = before + own * len;
+        end = own < lines ? begin + len : begin;
+        has_first = PER_UNIT > 1 && own < lines && begin % 2 == 1 && rank == 0;
+        has_last = PER_UNIT > 1 && own < lines && end % 2 == 1 && rank == group - 1;
+        share = ((len / PER_UNIT + group - 1) >> shift) | (shift > 0);
+        word = (begin + PER_UNIT - 1) / PER_UNIT + rank * share;
+        const int left = end / PER_UNIT - word;
+        mine = left < share ? left : share;
+    }
+};
+
+// Calls f with each multiple k of FEW below WORDS and `share`, as a constant: for words k, k + 1, ... of WORDS.
+constexpr int FEW = 4;
+template <int WORDS, typename F>
+__device__ __forceinline__ void each_few(int share, F f) {
+#pragma unroll
+    for (int k = 0; k < WORDS; k += FEW) {
+        if (k >= share) break;
+        f(k);
+    }
+}
