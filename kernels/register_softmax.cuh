@@ -294,7 +294,7 @@ __device__ __forceinline__ void warp_lines(const T* x, T* y, int64_t lines, int6
     const bool inside = blockIdx.x > 0 && blockIdx.x + 1 < gridDim.x;
 #if __CUDA_ARCH__ >= 900
     if constexpr (!WHOLE) {
-        // Where only the input lies otherwise, there are no ends to care for: 131072 x 32 f16 3.9 us, as any others 4.5.
+        // Where only the input lies otherwise, there are no ends to care for: 131072 x 32 f16 4.1 us, as any others 4.5.
         using Packs = RegisterLine<T, COUNT, true, 0>;
         if (inside && int(len) % Packs::SIZE == 0 && reinterpret_cast<uintptr_t>(y) % 16 == 0) {
             Packs held(y, line * len, int(len), threadIdx.x & (group - 1), group);
