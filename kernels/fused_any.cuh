@@ -114,26 +114,18 @@ template <typename T, int WORDS, typename Group>
 __device__ __forceinline__ void fused_tile(const Fused<Real<T>>& call, const Group& group, int64_t number, int lines, int own, int threads) {
     using R = Real<T>;
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ ArrivalBarrier arrived;
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0) {
-        arrived.init();
-        ArrivalBarrier::announce();
-    }
-#endif
+    __shared__ ArrivalBarrier arrived[1];
+    prepare(arrived);
     const int len = static_cast<int>(call.len), here = call.lines - number < lines ? int(call.lines - number) : lines;
     const int64_t start = number * call.len;
     const T* scores = static_cast<const T*>(call.scores) + start;
     const Tile<T> tile{reinterpret_cast<T*>(memory), here * len};
-    tile.fetch(scores, start, (call.lines - number - here) * call.len, arrived);
+    tile.fetch(scores, start, (call.lines - number - here) * call.len, arrived[0]);
     const bool there = own < here;
     const Place at = locate<true>(call, there ? number + own : 0);
     const int begin = Tile<T>::before(scores) + own * len;
     TileLogits<T, WORDS> held(tile.elements + begin, begin, there ? len : 0, group.rank(), threads);
-    __syncthreads();
-#if __CUDA_ARCH__ >= 900
-    arrived.wait(0);
-#endif
+    wait_for_tiles(arrived);
     const R own_max = held.load(call, at);
     if (call.log) {
         const auto [line, factor, empty, warp_max] = normalize<false, T>(call, at, held, own_max, group);
@@ -166,10 +158,10 @@ __device__ __forceinline__ void fused_tile(const Fused<Real<T>>& call, const Gro
 
 // 2^shift threads share a line, or a block takes one.
 #define FUSED_WARP_ANY(dtype, T)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(128)                                                                 \
+    extern "C" __global__ void __launch_bounds__(TILE_THREADS)                                                        \
         fused_warp_any_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) {                              \
         const WarpGroup<Real<T>> group{shift};                                                                        \
-        const int lines = 128 >> shift;                                                                               \
+        const int lines = TILE_THREADS >> shift;                                                                      \
         fused_tile<T, HELD_ANY>(call, group, blockIdx.x * int64_t(lines), lines, threadIdx.x >> shift, group.size()); \
     }
 #define FUSED_BLOCK_ANY(dtype, T)                                                                                     \

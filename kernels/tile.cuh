@@ -4,8 +4,31 @@
 #include "bulk.cuh"
 #include "pack.cuh"
 
+// Of a block that takes several lines.
+constexpr int TILE_THREADS = 128;
 // What shared memory has beside a tile: up to 128 bytes before it, and 16 behind.
 constexpr int TILE_MARGIN = 144;
+
+// All threads call this before any tile is fetched, with a barrier for each, …
+template <int TILES>
+__device__ __forceinline__ void prepare(ArrivalBarrier (&arrived)[TILES]) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (auto& barrier : arrived) barrier.init();
+        ArrivalBarrier::announce();
+    }
+#endif
+}
+// … and this before they read any of them.
+template <int TILES>
+__device__ __forceinline__ void wait_for_tiles(ArrivalBarrier (&arrived)[TILES]) {
+    __syncthreads();
+#if __CUDA_ARCH__ >= 900
+#pragma unroll
+    for (auto& barrier : arrived) barrier.wait(0);
+#endif
+}
 
 // A run of elements in shared memory, `before` elements behind a multiple of 128 bytes as it lies in global memory: copies between
 // lines of 128 bytes that lie otherwise are slower (131328 x 511 f16 1.01 copies, with 16 bytes instead 1.05, and not even the
@@ -20,8 +43,8 @@ struct Tile {
         return static_cast<int>(reinterpret_cast<uintptr_t>(at) % 128 / sizeof(T));
     }
 
-    // All threads call this, and wait for each other and then for `arrived`, which they have not used before. The tensor begins so
-    // many elements before the run, and ends so many behind it: what shares 16 bytes with the run is read, too, if it is of the tensor.
+    // All threads call this. The tensor begins so many elements before the run, and ends so many behind it: what shares 16 bytes with
+    // the run is read, too, if it is of the tensor.
     __device__ __forceinline__ void fetch(const T* run, int64_t elements_before, int64_t elements_behind, ArrivalBarrier& arrived) const {
         const int from = before(run), behind = from + count;
         const T* source = run - from;

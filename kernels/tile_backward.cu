@@ -5,8 +5,6 @@
 #include "start.cuh"
 #include "tile.cuh"
 
-constexpr int TILE_THREADS = 128;
-
 // 2^shift threads share a line, up to WORDS words each. All three tensors begin at multiples of 16 bytes. Shared memory: two tiles
 // with their margins, each a multiple of 128 bytes.
 template <typename T, int WORDS>
@@ -15,13 +13,7 @@ __device__ __forceinline__ void tile_backward_lines(const T* y, const T* g, T* d
     constexpr int PER_UNIT = Element<T>::PER_UNIT;
     extern __shared__ __align__(128) unsigned char tiles[];
     __shared__ ArrivalBarrier arrived[2];
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0) {
-        arrived[0].init();
-        arrived[1].init();
-        ArrivalBarrier::announce();
-    }
-#endif
+    prepare(arrived);
     const int group = 1 << shift, most = TILE_THREADS >> shift;
     const int64_t first = blockIdx.x * int64_t(most), start = first * len;
     const int here = lines - first < most ? int(lines - first) : most;
@@ -40,11 +32,7 @@ __device__ __forceinline__ void tile_backward_lines(const T* y, const T* g, T* d
     const TileShare<T> own(before, here, len, shift);
     const T* elements_y = of_y.elements;
     T* elements_g = of_g.elements + (Tile<T>::before(g) - before);
-    __syncthreads();
-#if __CUDA_ARCH__ >= 900
-    arrived[0].wait(0);
-    arrived[1].wait(0);
-#endif
+    wait_for_tiles(arrived);
     Unit<T> held_y[WORDS], held_g[WORDS], none, end_y, end_g;
     const R zeros[PER_UNIT] = {};
     none = end_y = end_g = Element<T>::to_unit(zeros);

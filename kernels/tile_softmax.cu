@@ -5,8 +5,6 @@
 #include "start.cuh"
 #include "tile.cuh"
 
-constexpr int TILE_THREADS = 128;
-
 // 2^shift threads share a line, up to WORDS words each. `log`: the logarithms of the probabilities. Shared memory: the tile and its
 // margin.
 template <typename T, int WORDS>
@@ -18,13 +16,8 @@ __device__ __forceinline__ void tile_lines(const T* x, T* y, int64_t lines, int 
     using Held = std::conditional_t<KEEPS, R, Unit<T>>;
     constexpr int HELD = KEEPS ? PER_UNIT : 1;
     extern __shared__ __align__(128) uint4 shared[];
-    __shared__ ArrivalBarrier arrived;
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0) {
-        arrived.init();
-        ArrivalBarrier::announce();
-    }
-#endif
+    __shared__ ArrivalBarrier arrived[1];
+    prepare(arrived);
     const int group = 1 << shift, most = TILE_THREADS >> shift;
     const int64_t first = blockIdx.x * int64_t(most), start = first * len;
     const int here = lines - first < most ? int(lines - first) : most;
@@ -32,14 +25,11 @@ __device__ __forceinline__ void tile_lines(const T* x, T* y, int64_t lines, int 
     y += start;
     const Tile<T> tile{reinterpret_cast<T*>(shared), here * len};
     wait_for_kernel_before();
-    tile.fetch(x, start, (lines - first - here) * len, arrived);
+    tile.fetch(x, start, (lines - first - here) * len, arrived[0]);
 
     const TileShare<T> own(tile.before(x), here, len, shift);
     auto* units = reinterpret_cast<Unit<T>*>(shared) + own.word;
-    __syncthreads();
-#if __CUDA_ARCH__ >= 900
-    arrived.wait(0);
-#endif
+    wait_for_tiles(arrived);
     Unit<T> elements[WORDS], ends = no_elements<T>();
     if constexpr (PER_UNIT > 1) {
         if (own.has_first) ends.x = tile.elements[own.begin];

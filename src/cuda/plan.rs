@@ -416,14 +416,25 @@ pub(crate) fn softmax_backward(lines: Lines, aligned: bool, size: usize, device:
 /// Short lines that are not whole packs
 fn tile_backward(lines: Lines, size: usize) -> Option<Plan> {
     const WORDS: usize = 16;
-    let shift = tile_shift(lines, size, WORDS).filter(|_| size < 8)?;
+    let plan = tile_of(Kernel::BackwardTile { words: WORDS + 1 }, WORDS, lines, size).filter(|_| size < 8)?;
+    Some(Plan { shared_bytes: 2 * plan.shared_bytes.next_multiple_of(128), ..plan })
+}
+
+/// Tiles of as many lines as a block has groups of threads, up to so many words of 4 bytes to each.
+fn tile_of(kernel: Kernel, words: usize, lines: Lines, size: usize) -> Option<Plan> {
+    let shift = tile_shift(lines, size, words)?;
     let per_block = WARP_BLOCK >> shift;
     let grid = lines.count().div_ceil(per_block);
     (grid <= MAX_GRID).then(|| Plan {
         parameter: shift,
-        shared_bytes: 2 * (per_block * lines.len * size + TILE_MARGIN).next_multiple_of(128) as u32,
-        ..plan(Kernel::BackwardTile { words: WORDS + 1 }, grid, WARP_BLOCK)
+        shared_bytes: tile_bytes(per_block, lines, size),
+        ..plan(kernel, grid, WARP_BLOCK)
     })
+}
+
+/// Shared memory for a tile of `count` lines.
+fn tile_bytes(count: usize, lines: Lines, size: usize) -> u32 {
+    (count * lines.len * size + TILE_MARGIN) as u32
 }
 
 /// log2 of the threads that share a line in a tile, with up to so many words of 4 bytes to each.
@@ -538,7 +549,7 @@ fn fused_registers(lines: Lines, kind: FusedKind, size: usize, device: DeviceFac
     let plan = warp_or_block(lines, held, backward, of)?;
     if of == FusedLines::Any && !backward {
         let per_block = if matches!(plan.kernel, Kernel::FusedWarp { .. }) { WARP_BLOCK >> plan.parameter } else { 1 };
-        return Some(Plan { shared_bytes: (per_block * lines.len * size + TILE_MARGIN) as u32, ..plan });
+        return Some(Plan { shared_bytes: tile_bytes(per_block, lines, size), ..plan });
     }
     if let Kernel::FusedBlock { lines: FusedLines::Window, .. } = plan.kernel {
         let resident = if size == 4 { 1280 } else { 1024 };
@@ -790,21 +801,12 @@ fn tile(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
         return None;
     }
     let words = lines.len * elements.size / 4;
-    let shift_of = |most: usize| tile_shift(lines, elements.size, most);
-    let plan_of = |most: usize| {
-        let shift = shift_of(most)?;
-        let per_block = WARP_BLOCK >> shift;
-        let grid = lines.count().div_ceil(per_block);
-        (grid <= MAX_GRID).then(|| Plan {
-            parameter: shift,
-            shared_bytes: (per_block * lines.len * elements.size + TILE_MARGIN) as u32,
-            // One more, since shares of an odd number are in different banks
-            ..plan(Kernel::Tile { words: most + 1 }, grid, WARP_BLOCK)
-        })
-    };
+    // One word more, since shares of an odd number are in different banks
+    let plan_of = |most: usize| tile_of(Kernel::Tile { words: most + 1 }, most, lines, elements.size);
     // Half precision: whether 16 words are best
-    let filled =
-        elements.size == 2 && shift_of(16).is_some_and(|shift| shift == 0 || words.div_ceil(1 << shift) >= TILE_FILLED);
+    let filled = elements.size == 2
+        && tile_shift(lines, elements.size, 16)
+            .is_some_and(|shift| shift == 0 || words.div_ceil(1 << shift) >= TILE_FILLED);
     let best = choices.iter().find_map(|&(most, blocks)| {
         let too_many = most > 8 && words <= 8 || most > 16 && filled;
         plan_of(most).filter(|plan| !too_many && plan.grid.0 as usize >= blocks * device.multiprocessors)
