@@ -28,9 +28,6 @@ mod cuda {
     /// instructions: clusters, kernels that start before the one they depend on ends, and arithmetic and conversions of half
     /// precision, which take one instruction there and many before.
     const KERNELS: &[(usize, &str, &[&str])] = &[
-        (75, "kernels/safe_softmax", ALL),
-        (75, "kernels/online_softmax", ALL),
-        (75, "kernels/reduce_softmax", ALL),
         (75, "kernels/warp_softmax", ALL),
         (75, "kernels/block_softmax", ALL),
         (75, "kernels/block_any_softmax", ALL),
@@ -54,6 +51,9 @@ mod cuda {
 
     /// The same for kernels that are told at run time what to write.
     const KERNELS_OF_ANY_OUTPUT: &[(usize, &str, &[&str])] = &[
+        (75, "kernels/safe_softmax", ALL),
+        (75, "kernels/online_softmax", ALL),
+        (75, "kernels/reduce_softmax", ALL),
         (75, "kernels/tile_softmax", ALL_BUT_DOUBLE),
         (90, "kernels/tile_softmax", ALL_BUT_DOUBLE),
         (75, "kernels/softmax_backward", ALL),
@@ -64,17 +64,17 @@ mod cuda {
         (90, "kernels/hopper/cluster_backward", ALL),
         (75, "kernels/fused_warp", ALL),
         (75, "kernels/fused_warp_window", ALL),
-        (75, "kernels/fused_warp_any", ALL),
         (75, "kernels/fused_block", ALL),
         (75, "kernels/fused_block_window", ALL),
-        (75, "kernels/fused_block_any", ALL),
         (75, "kernels/fused_reduce", ALL),
         (75, "kernels/fused_backward_warp", ALL),
-        (75, "kernels/fused_backward_warp_any", ALL),
         (75, "kernels/fused_backward_block", ALL),
-        (75, "kernels/fused_backward_block_any", ALL),
+        (75, "kernels/fused_backward_tile", ALL),
         (75, "kernels/fused_backward_reduce", ALL),
-        (90, "kernels/fused_warp_any", HALF),
+        (75, "kernels/fused_tile", ALL),
+        (90, "kernels/fused_tile", ALL_BUT_DOUBLE),
+        (90, "kernels/fused_tile_scores", HALF),
+        (90, "kernels/fused_backward_tile", ALL_BUT_DOUBLE),
         (90, "kernels/fused_warp", HALF),
         (90, "kernels/fused_warp_window", HALF),
         (90, "kernels/fused_block", ALL_BUT_DOUBLE),
@@ -88,6 +88,8 @@ mod cuda {
         (90, "kernels/fused_backward_block_scores", ALL_BUT_DOUBLE),
         (90, "kernels/hopper/fused_cluster", ALL),
         (75, "kernels/statistics", ALL),
+        (75, "kernels/tile_statistics", ALL),
+        (90, "kernels/tile_statistics", ALL_BUT_DOUBLE),
         (75, "kernels/loss_backward", ALL),
         (75, "kernels/top_k", ALL),
         (90, "kernels/statistics", HALF),

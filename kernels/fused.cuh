@@ -184,8 +184,6 @@ struct alignas(sizeof(T) * SIZE) Neighbours {
 };
 template <>
 struct Bits<2> { using Type = uint16_t; };
-template <>
-struct Bits<1> { using Type = uint8_t; };
 
 template <typename T, int SIZE>
 __device__ __forceinline__ Neighbours<T, SIZE> load_neighbours(const T* from) {
@@ -317,16 +315,6 @@ struct Raw {
         return Element<T>::of_unit(pack.units[i / Element<T>::PER_UNIT], i % Element<T>::PER_UNIT);
     }
 };
-template <typename T>
-struct Raw<T, 1> {
-    T one;
-    template <typename Access>
-    __device__ __forceinline__ void load(const Access&, const T* from, bool wanted = true) {
-        if (wanted) one = *from;
-    }
-    __device__ __forceinline__ Real<T> operator[](int) const { return Element<T>::read(one); }
-};
-
 // Where the packs of SIZE neighbours that one thread holds of a line lie: `step` elements apart, which is STEP where it is known
 // beforehand. WINDOW: whole rows of packs may lie outside the window, and are passed over.
 template <int PACKS_, int SIZE_, int STEP, bool WINDOW>
@@ -365,7 +353,7 @@ struct HeldPlaces {
     }
 };
 
-// COUNT logits of a line in one thread. SIZE is that of 16 bytes, or 1 for lines of any length and offset; `len` fits an int.
+// COUNT logits of a line in one thread, in packs of SIZE, which is that of 16 bytes; `len` fits an int.
 template <typename T, int COUNT, int SIZE, int STEP, bool WINDOW>
 struct HeldLogits : HeldPlaces<COUNT / SIZE, SIZE, STEP, WINDOW> {
     using R = Real<T>;
@@ -405,18 +393,18 @@ struct HeldLogits : HeldPlaces<COUNT / SIZE, SIZE, STEP, WINDOW> {
         each_read([&](int k, int offset) { raw[k].load(access, scores + offset); });
         R added_to_all = 0;
         if (call.adds == EACH) {
-            const auto own = here(bias + start * (SIZE > 1 ? 1 : call.bias_step));
+            const auto own = here(bias + start);
 #pragma unroll
             for (auto& x : added) x = {};
-            each_read([&](int k, int offset) { added[k].load(PlainAccess{}, own + offset * (SIZE > 1 ? 1 : call.bias_step)); });
+            each_read([&](int k, int offset) { added[k].load(PlainAccess{}, own + offset); });
         } else if (call.adds == ONE) {
             added_to_all = Element<T>::read(*bias);
         }
         if (call.masks == EACH) {
-            const auto own = here(mask + start * (SIZE > 1 ? 1 : call.mask_step));
+            const auto own = here(mask + start);
 #pragma unroll
             for (auto& x : kept) x = {};
-            each_read([&](int k, int offset) { kept[k].load(own + offset * (SIZE > 1 ? 1 : call.mask_step)); });
+            each_read([&](int k, int offset) { kept[k].load(own + offset); });
         } else if (call.masks == ONE && !*mask) {
             end = first;
             inside = 0;
@@ -1188,6 +1176,5 @@ template <typename T>
 constexpr int HELD_BACKWARD = sizeof(T) == 8 ? 8 : 16;
 template <typename T>
 constexpr int HELD_BACKWARD_SCORES = 64 / sizeof(T);
-constexpr int HELD_ANY = 8;
 template <typename T>
 constexpr int PACK = 16 / sizeof(T);

@@ -1,4 +1,4 @@
-// The gradient of the logits from those of a line's statistics (statistics.cu): every element is read once and written once,
+// The gradient of the logits from those of a line's statistics (statistics.cuh): every element is read once and written once,
 // as a copy does, with one exponential each. A line whose target is ignored is written only.
 #include "line.cuh"
 #include "pack.cuh"

@@ -7,7 +7,5 @@ struct Online {
     static __device__ __forceinline__ auto state(Logits& logits) { return online_state(logits); }
 };
 
-#define KERNELS(dtype, T)                                                          \
-    IF_PROBABILITY(THREAD_PER_LINE(online_softmax, dtype, T, Online, Probability)) \
-    IF_LOG_PROBABILITY(THREAD_PER_LINE(online_log_softmax, dtype, T, Online, LogProbability))
+#define KERNELS(dtype, T) THREAD_PER_LINE(online_softmax, dtype, T, Online)
 FOR_EACH_DTYPE(KERNELS)

@@ -4,20 +4,18 @@
 #include "reduce.cuh"
 #include "schedule.cuh"
 
-template <typename T, template <typename> class Output>
-__device__ __forceinline__ void reduce_lines(const T* x, T* y, int64_t lines, int64_t len, int64_t inner) {
+// `log`: the logarithms of the probabilities.
+template <typename T>
+__device__ __forceinline__ void reduce_lines(const T* x, T* y, int64_t lines, int64_t len, int64_t inner, bool log) {
     for (int64_t line = blockIdx.x; line < lines; line += gridDim.x) {
         DirectLogits<T> logits{StridedLine::of_block(line, len, inner), x, y};
-        logits.map(Output<Real<T>>(block_reduce(online_state(logits)).finish()));
+        map_output(logits, block_reduce(online_state(logits)).finish(), log);
     }
 }
 
-#define KERNEL(name, dtype, T, Output)                                                \
-    extern "C" __global__ void __launch_bounds__(1024)                                \
-        name##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int64_t inner) { \
-        reduce_lines<T, Output>(x, y, lines, len, inner);                             \
+#define KERNELS(dtype, T)                                                                               \
+    extern "C" __global__ void __launch_bounds__(1024)                                                  \
+        reduce_softmax_##dtype(const T* x, T* y, int64_t lines, int64_t len, int64_t inner, int log) {  \
+        reduce_lines<T>(x, y, lines, len, inner, log);                                                  \
     }
-#define KERNELS(dtype, T)                                         \
-    IF_PROBABILITY(KERNEL(reduce_softmax, dtype, T, Probability)) \
-    IF_LOG_PROBABILITY(KERNEL(reduce_log_softmax, dtype, T, LogProbability))
 FOR_EACH_DTYPE(KERNELS)

@@ -7,7 +7,5 @@ struct Safe {
     static __device__ __forceinline__ auto state(Logits& logits) { return safe_state(logits); }
 };
 
-#define KERNELS(dtype, T)                                                      \
-    IF_PROBABILITY(THREAD_PER_LINE(safe_softmax, dtype, T, Safe, Probability)) \
-    IF_LOG_PROBABILITY(THREAD_PER_LINE(safe_log_softmax, dtype, T, Safe, LogProbability))
+#define KERNELS(dtype, T) THREAD_PER_LINE(safe_softmax, dtype, T, Safe)
 FOR_EACH_DTYPE(KERNELS)

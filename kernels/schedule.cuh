@@ -96,6 +96,13 @@ struct LogProbability {
     __device__ __forceinline__ LogProbability(R max, R log_sum) : max(max), log_sum(log_sum) {}
 };
 
+// Stores what is asked for, which a kernel is told at run time where that costs it nothing.
+template <typename Logits>
+__device__ __forceinline__ void map_output(Logits& logits, Normalizer<typename Logits::R> line, bool log) {
+    if (log) logits.map(LogProbability<typename Logits::R>(line));
+    else logits.map(Probability<typename Logits::R>(line));
+}
+
 // The results of SIZE neighbours in a row, each of a line of its own, given what was kept of them: a number each, or units of
 // elements, whose exponentials relative to these references are computed again.
 template <typename T, int SIZE, typename Kept, typename Output>

@@ -1,70 +1,8 @@
 // Log-sum-exp, and what cross-entropy needs to know of each line: every element is read once and a few numbers are written
 // for a line, so the ceiling is half the time of a copy. What is asked for is a switch that a block looks at once a line.
-#include "register_softmax.cuh"
+#include "statistics.cuh"
 
-// The numbers of a line that is a loss's, `lines` apart; src/statistics.rs has the same list. The log-probability of the target,
-// log-sum-exp, sum over classes of weight times log-probability, weight of the target, whether it is not ignored; the
-// maximum, ln of the sum of exp(x - maximum), and the sum of the weights. All 0 for an ignored target.
-constexpr int STATISTICS = 8;
 constexpr int MAX_COLUMN_WARPS = 16;
-
-template <typename T>
-struct Request {
-    using R = Real<T>;
-    const T* x;
-    void* out;               // without targets log-sum-exps, of T; else statistics, of R
-    int64_t lines, len;
-    const int64_t* targets;  // of each line, or null
-    int64_t ignored;
-    const R* weights;        // of each class, or null: 1
-    bool smooth;             // whether the sum over classes is asked for
-
-    // Lines that are not to be read.
-    __device__ __forceinline__ bool skips(int64_t line) const { return targets && targets[line] == ignored; }
-
-    __device__ __forceinline__ void skip(int64_t line) const {
-        for (int k = 0; k < STATISTICS; k++) static_cast<R*>(out)[k * lines + line] = 0;
-    }
-
-    // What a class counts in the sum over classes.
-    __device__ __forceinline__ R weight(int64_t j) const { return weights ? weights[j] : R(1); }
-
-    // What is subtracted from the logits in the sum over classes, so that what they have in common does not drown them.
-    __device__ __forceinline__ R pivot(const T* first) const {
-        const R x = Element<T>::read(*first);
-        return isfinite(x) ? x : R(0);
-    }
-
-    // `nan`: whether there is one beside a maximum of +inf. `sums`: over classes, of weight * (x - pivot) and of weight.
-    // Elements of the line, which begins at `first`, are `stride` apart.
-    __device__ __forceinline__ void write(int64_t line, Normalizer<R> found, bool nan, const R (&sums)[2], const T* first, int64_t stride) const {
-        const R infinity = -negative_infinity<R>(), none = infinity - infinity;
-        const bool finite = abs(found.max) != infinity;
-        // The maximum itself adds exp(0) = 1: what lies below is rounding.
-        const R log_sum = logarithm(found.sum < R(1) ? R(1) : found.sum);
-        if (!targets) {
-            // Of nothing but -inf the sum is 0, or NaN where one was passed over.
-            const R special = found.max > R(0) ? (nan ? none : infinity) : found.max + found.sum;
-            static_cast<T*>(out)[line] = Element<T>::write(finite ? found.max + log_sum : special);
-            return;
-        }
-        const int64_t target = targets[line];
-        const bool valid = target >= 0 && target < len;
-        const R log = finite ? log_sum : none;
-        const R statistics[STATISTICS] = {
-            valid ? (Element<T>::read(first[target * stride]) - found.max) - log : none,
-            found.max + log,
-            smooth ? sums[0] + sums[1] * ((pivot(first) - found.max) - log) : R(0),
-            valid ? weight(target) : weights ? none : R(1),
-            R(1),
-            found.max,
-            log,
-            sums[1],
-        };
-#pragma unroll
-        for (int k = 0; k < STATISTICS; k++) static_cast<R*>(out)[k * lines + line] = statistics[k];
-    }
-};
 
 // The sum of exponentials that a thread or lane found, relative to the maximum of a set that its elements are a part of.
 template <typename R>
@@ -132,28 +70,6 @@ struct PackedLine {
     }
 };
 
-// What the sums over classes are of, weight * (x - pivot) and weight, as far as one thread has added them.
-template <typename R>
-struct ClassSums {
-    R pivot;
-    CompensatedSum<R> terms, weights;
-
-    // `count` elements that are neighbours of `x`, element j of the line. They have just been read: they come from a cache, and
-    // take no registers from those who do not ask for them.
-    template <typename T>
-    __device__ __forceinline__ void add(const Request<T>& request, const T* x, int64_t j, int count) {
-        R sum = 0, sum_of_weights = 0;
-#pragma unroll 1
-        for (int i = 0; i < count; i++) {
-            const R weight = request.weight(j + i);
-            sum += weight * (Element<T>::read(x[i]) - pivot);
-            sum_of_weights += weight;
-        }
-        terms.add(sum);
-        weights.add(sum_of_weights);
-    }
-};
-
 // A block takes a line. Head and tail are up to seven elements each, one to a thread.
 template <typename T>
 __device__ __forceinline__ void rows(const Request<T>& request) {
@@ -217,68 +133,53 @@ template <typename R>
 struct Share {
     R max, sum, sums[2];
 
-    static __device__ __forceinline__ Share empty() { return {negative_infinity<R>(), R(0), {R(0), R(0)}}; }
     __device__ __forceinline__ void merge(const Share& other) {
         const R both = greater(max, other.max), reference = part_reference(both);
         sum = sum * exponential(max - reference) + other.sum * exponential(other.max - reference);
         max = both;
         for (int k = 0; k < 2; k++) sums[k] += other.sums[k];
     }
-    __device__ __forceinline__ Share shuffle_xor(int mask) const {
-        const auto get = [mask](R x) { return __shfl_xor_sync(~0u, x, mask); };
-        return {get(max), get(sum), {get(sums[0]), get(sums[1])}};
-    }
 };
 
-// Several lines to a block, element by element. Short contiguous lines: 2^shift neighbouring threads, a warp at most, take one.
 // Lines that lie side by side: the lanes of a warp take neighbouring lines, and the warps of a block their rows in turn.
 template <typename T>
-__device__ __forceinline__ void strided(const Request<T>& request, int64_t inner, int shift) {
+__device__ __forceinline__ void columns(const Request<T>& request, int64_t inner) {
     using R = Real<T>;
     constexpr int TILE = 8;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const bool side_by_side = inner > 1;
-    const int here = side_by_side ? lane : threadIdx.x >> shift, lines_here = side_by_side ? 32 : blockDim.x >> shift;
-    const int own = side_by_side ? warp : threadIdx.x & ((1 << shift) - 1), step = side_by_side ? blockDim.x / 32 : 1 << shift;
-    const int64_t line = blockIdx.x * int64_t(lines_here) + here;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const int64_t line = blockIdx.x * int64_t(32) + lane;
     const bool there = line < request.lines, skipped = there && request.skips(line);
     const int64_t len = there && !skipped ? request.len : 0;
     const T* first = request.x + (there ? line_start(line, request.len, inner) : 0);
     auto state = SoftmaxState<R>::empty();
     ClassSums<R> of_classes{request.smooth && len > 0 ? request.pivot(first) : R(0), CompensatedSum<R>::empty(), CompensatedSum<R>::empty()};
 #pragma unroll 1
-    for (int64_t j = own; j < len; j += TILE * step) {
+    for (int64_t j = warp; j < len; j += TILE * warps) {
         R tile[TILE];
 #pragma unroll
         for (int k = 0; k < TILE; k++) {
-            const int64_t at = j + k * step;
+            const int64_t at = j + k * warps;
             tile[k] = at < len ? Element<T>::read(first[at * inner]) : negative_infinity<R>();
         }
         if (request.smooth) {
 #pragma unroll 1
-            for (int64_t at = j; at < j + TILE * step && at < len; at += step) of_classes.add(request, first + at * inner, at, 1);
+            for (int64_t at = j; at < j + TILE * warps && at < len; at += warps) of_classes.add(request, first + at * inner, at, 1);
         }
         const R reference = state.grow(max_of(tile));
         state.add(exp_sum(tile, reference));
     }
-    Share<R> share{state.max, sum_relative_to(state, part_reference(state.max)), {of_classes.terms.value(), of_classes.weights.value()}};
-    if (side_by_side) {
-        // The first warp merges what all of them found, a line to a lane.
-        __shared__ Share<R> of_warp[MAX_COLUMN_WARPS][32];
-        of_warp[warp][lane] = share;
-        __syncthreads();
-        if (warp > 0) return;
-#pragma unroll 1
-        for (int w = 1; w < step; w++) share.merge(of_warp[w][lane]);
-    } else {
-#pragma unroll 1
-        for (int mask = step / 2; mask > 0; mask /= 2) share.merge(share.shuffle_xor(mask));
-    }
-    if (own > 0 || !there) return;
+    // The first warp merges what all of them found, a line to a lane.
+    __shared__ Share<R> of_warp[MAX_COLUMN_WARPS][32];
+    of_warp[warp][lane] = {state.max, sum_relative_to(state, part_reference(state.max)), {of_classes.terms.value(), of_classes.weights.value()}};
+    __syncthreads();
+    if (warp > 0 || !there) return;
     if (skipped) {
         request.skip(line);
         return;
     }
+    Share<R> share = of_warp[0][lane];
+#pragma unroll 1
+    for (int w = 1; w < warps; w++) share.merge(of_warp[w][lane]);
     bool nan = false;
     if (!request.targets && share.max == -negative_infinity<R>()) {
         for (int64_t j = 0; j < len; j++) nan |= isnan(Element<T>::read(first[j * inner]));
@@ -286,15 +187,7 @@ __device__ __forceinline__ void strided(const Request<T>& request, int64_t inner
     request.write(line, {share.max, share.sum}, nan, share.sums, first, inner);
 }
 
-#define KERNEL(name, dtype, T, THREADS, BLOCKS, BODY)                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                          \
-        name##_##dtype(const T* x, void* out, int64_t lines, int64_t len, int64_t inner, int shift,                        \
-                       const int64_t* targets, int64_t ignored, const Real<T>* weights, int smooth) {                      \
-        wait_for_kernel_before();                                                                                          \
-        const Request<T> request{x, out, lines, len, targets, ignored, weights, smooth != 0};                              \
-        BODY;                                                                                                              \
-    }
 #define KERNELS(dtype, T)                                                    \
     KERNEL(statistics_rows, dtype, T, 1024, 1, rows<T>(request))             \
-    KERNEL(statistics_strided, dtype, T, 512, 2, strided<T>(request, inner, shift))
+    KERNEL(statistics_columns, dtype, T, 512, 2, columns<T>(request, inner))
 FOR_EACH_DTYPE(KERNELS)

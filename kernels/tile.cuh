@@ -46,6 +46,7 @@ struct Tile {
     // All threads call this. The tensor begins so many elements before the run, and ends so many behind it: what shares 16 bytes with
     // the run is read, too, if it is of the tensor.
     __device__ __forceinline__ void fetch(const T* run, int64_t elements_before, int64_t elements_behind, ArrivalBarrier& arrived) const {
+        if (!copies()) return;
         const int from = before(run), behind = from + count;
         const T* source = run - from;
         // Whole packs, and elements at both ends
@@ -67,26 +68,43 @@ struct Tile {
 
     // All threads call this when they have written their part.
     __device__ __forceinline__ void store(T* run) const {
-        const int from = before(run), first = (from + SIZE - 1) / SIZE, end = (from + count) / SIZE;
-        T* to = run - from;
 #if __CUDA_ARCH__ >= 900
         announce_to_copies();
+#endif
         __syncthreads();
+        if (!copies()) return;
+        const int from = before(run), first = (from + SIZE - 1) / SIZE, end = (from + count) / SIZE;
+        T* to = run - from;
+        each_at_ends(from, first, end, [&](int i) { to[i] = elements[i]; });
+#if __CUDA_ARCH__ >= 900
         if (threadIdx.x == 0 && end > first) copy_out(to + first * SIZE, elements + first * SIZE, (end - first) * 16);
 #else
-        __syncthreads();
         for (int p = first + threadIdx.x; p < end; p += blockDim.x) {
             __stcs(reinterpret_cast<uint4*>(to) + p, reinterpret_cast<const uint4*>(elements)[p]);
         }
 #endif
-        each_at_ends(from, first, end, [&](int i) { to[i] = elements[i]; });
+    }
+
+    // The same of a run that lies in shared memory from element `from` on, whatever that is in global memory.
+    __device__ __forceinline__ void store_elements(T* run, int from) const {
+        __syncthreads();
+        for (int i = threadIdx.x; i < count; i += blockDim.x) run[i] = elements[from + i];
+    }
+
+    // Whether this thread's warp has to do with it: copies run by themselves.
+    static __device__ __forceinline__ bool copies() {
+#if __CUDA_ARCH__ >= 900
+        return threadIdx.x < 32;
+#else
+        return true;
+#endif
     }
 
     // Calls f with the places of the elements that are not in packs first..end, which the run reaches at both ends: fewer than
-    // SIZE at either end. By the last threads, since the first one has copies to begin.
+    // SIZE at either end.
     template <typename F>
     __device__ __forceinline__ void each_at_ends(int from, int first, int end, F f) const {
-        const int i = blockDim.x - 1 - threadIdx.x, behind = from + count;
+        const int i = threadIdx.x, behind = from + count;
         if (i >= SIZE) return;
         if (first * SIZE > from && from + i < first * SIZE && from + i < behind) f(from + i);
         // A run within one pack has no end of its own.
@@ -128,3 +146,29 @@ __device__ __forceinline__ void each_few(int share, F f) {
         f(k);
     }
 }
+
+// These elements in registers, and -inf in place of those that there are not; `ends` are the first and the last by themselves.
+template <typename T, int WORDS>
+struct TileUnits {
+    Unit<T> elements[WORDS], ends;
+
+    // Answers the greatest.
+    __device__ __forceinline__ Real<T> load(const TileShare<T>& own, const T* tile) {
+        ends = no_elements<T>();
+        if constexpr (Element<T>::PER_UNIT > 1) {
+            if (own.has_first) ends.x = tile[own.begin];
+            if (own.has_last) ends.y = tile[own.end - 1];
+        }
+        const auto* units = reinterpret_cast<const Unit<T>*>(tile) + own.word;
+        Unit<T> greatest = ends;
+        each_few<WORDS>(own.share, [&](int from) {
+#pragma unroll
+            for (int k = from; k < from + FEW && k < WORDS; k++) {
+                elements[k] = no_elements<T>();
+                if (k < own.mine) elements[k] = units[k];
+                greatest = greater(greatest, elements[k]);
+            }
+        });
+        return max_of_unit<T>(greatest);
+    }
+};

@@ -30,21 +30,10 @@ __device__ __forceinline__ void tile_lines(const T* x, T* y, int64_t lines, int 
     const TileShare<T> own(tile.before(x), here, len, shift);
     auto* units = reinterpret_cast<Unit<T>*>(shared) + own.word;
     wait_for_tiles(arrived);
-    Unit<T> elements[WORDS], ends = no_elements<T>();
-    if constexpr (PER_UNIT > 1) {
-        if (own.has_first) ends.x = tile.elements[own.begin];
-        if (own.has_last) ends.y = tile.elements[own.end - 1];
-    }
-    Unit<T> greatest = ends;
-    each_few<WORDS>(own.share, [&](int from) {
-#pragma unroll
-        for (int k = from; k < from + FEW && k < WORDS; k++) {
-            elements[k] = no_elements<T>();
-            if (k < own.mine) elements[k] = units[k];
-            greatest = greater(greatest, elements[k]);
-        }
-    });
-    const R max = warp_group_reduce(max_of_unit<T>(greatest), group, [](R a, R b) { return greater(a, b); });
+    TileUnits<T, WORDS> held_units;
+    const R max = warp_group_reduce(held_units.load(own, tile.elements), group, [](R a, R b) { return greater(a, b); });
+    auto& elements = held_units.elements;
+    auto& ends = held_units.ends;
 
     // What is kept of an element, x - max of it or the exponential, becomes the result by a factor and a summand.
     Held held[WORDS * HELD], held_of_ends[HELD];

@@ -14,7 +14,7 @@ use candle_core::{
     WithDType, D,
 };
 
-/// How many numbers [`LineStatistics`] gives for a line. `kernels/statistics.cu` has the same list.
+/// How many numbers [`LineStatistics`] gives for a line. `kernels/statistics.cuh` has the same list.
 pub(crate) const STATISTICS: usize = 8;
 /// (x of the target − max) − ln Σ exp(x − max)
 pub(crate) const LOG_P: usize = 0;

@@ -55,20 +55,19 @@ impl Key {
             let of = match lines {
                 FusedLines::Packs => "",
                 FusedLines::Window => "_window",
-                FusedLines::Any => "_any",
                 FusedLines::Scores => "_scores",
                 FusedLines::ScoresWindow => "_scores_window",
             };
             format!("fused{}_{group}{of}", if backward { "_backward" } else { "" })
         };
         let name = match self.kernel {
-            Kernel::SafeRows => format!("safe_{log}softmax_rows"),
-            Kernel::SafeShortRows => format!("safe_{log}softmax_short_rows"),
-            Kernel::SafeColumns => format!("safe_{log}softmax_columns"),
-            Kernel::OnlineRows => format!("online_{log}softmax_rows"),
-            Kernel::OnlineShortRows => format!("online_{log}softmax_short_rows"),
-            Kernel::OnlineColumns => format!("online_{log}softmax_columns"),
-            Kernel::Reduce => format!("reduce_{log}softmax"),
+            Kernel::SafeRows => "safe_softmax_rows".into(),
+            Kernel::SafeShortRows => "safe_softmax_short_rows".into(),
+            Kernel::SafeColumns => "safe_softmax_columns".into(),
+            Kernel::OnlineRows => "online_softmax_rows".into(),
+            Kernel::OnlineShortRows => "online_softmax_short_rows".into(),
+            Kernel::OnlineColumns => "online_softmax_columns".into(),
+            Kernel::Reduce => "reduce_softmax".into(),
             Kernel::Warp { count, whole } => format!("{}_{count}", packed("warp", whole)),
             Kernel::Tile { words } => format!("tile_softmax_{words}"),
             Kernel::Block { count, whole } => format!("{}_{count}", packed("block", whole)),
@@ -87,13 +86,17 @@ impl Key {
             Kernel::BackwardCluster { count } => format!("backward_cluster_{count}"),
             Kernel::FusedWarp { backward, lines } => fused("warp", backward, lines),
             Kernel::FusedBlock { backward, lines } => fused("block", backward, lines),
+            Kernel::FusedTile { backward, scores } => {
+                format!("fused{}_tile{}", if backward { "_backward" } else { "" }, if scores { "_scores" } else { "" })
+            }
             Kernel::FusedCluster => "fused_cluster".into(),
             Kernel::FusedReduce { backward: false } => "fused_reduce".into(),
             Kernel::FusedColumns { backward: false } => "fused_columns".into(),
             Kernel::FusedReduce { backward: true } => "fused_backward_reduce".into(),
             Kernel::FusedColumns { backward: true } => "fused_backward_columns".into(),
             Kernel::StatisticsRows => "statistics_rows".into(),
-            Kernel::StatisticsStrided => "statistics_strided".into(),
+            Kernel::StatisticsTile => "tile_statistics".into(),
+            Kernel::StatisticsColumns => "statistics_columns".into(),
             Kernel::LossBackwardRows => "loss_backward_rows".into(),
             Kernel::LossBackwardShortRows => "loss_backward_short_rows".into(),
             Kernel::LossBackwardColumns => "loss_backward_columns".into(),
@@ -248,7 +251,8 @@ mod tests {
             Kernel::BackwardColumns,
             Kernel::BackwardReduce,
             Kernel::StatisticsRows,
-            Kernel::StatisticsStrided,
+            Kernel::StatisticsTile,
+            Kernel::StatisticsColumns,
             Kernel::LossBackwardRows,
             Kernel::LossBackwardShortRows,
             Kernel::LossBackwardColumns,
@@ -259,14 +263,11 @@ mod tests {
             kernels.extend([8, 16].map(|count| Kernel::Warp { count, whole }));
             kernels.extend([Kernel::SplitStates { whole }, Kernel::SplitApply { whole }]);
         }
-        for (backward, lines) in [
-            (false, FusedLines::Packs),
-            (false, FusedLines::Window),
-            (false, FusedLines::Any),
-            (true, FusedLines::Packs),
-            (true, FusedLines::Any),
-        ] {
+        for (backward, lines) in [(false, FusedLines::Packs), (false, FusedLines::Window), (true, FusedLines::Packs)] {
             kernels.extend([Kernel::FusedWarp { backward, lines }, Kernel::FusedBlock { backward, lines }]);
+        }
+        for backward in [false, true] {
+            kernels.push(Kernel::FusedTile { backward, scores: false });
             kernels.extend([Kernel::FusedReduce { backward }, Kernel::FusedColumns { backward }]);
         }
         kernels.push(Kernel::FusedCluster);
@@ -313,6 +314,7 @@ mod tests {
                     Kernel::FusedWarp { backward: false, lines: FusedLines::ScoresWindow },
                     Kernel::FusedBlock { backward: false, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: false, lines: FusedLines::ScoresWindow },
+                    Kernel::FusedTile { backward: false, scores: true },
                     Kernel::FusedWarp { backward: true, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                     Kernel::Column { columns: 2, rows: 16, whole },
@@ -350,6 +352,7 @@ mod tests {
                             kernel,
                             Kernel::FusedWarp { lines: Scores | ScoresWindow, .. }
                                 | Kernel::FusedBlock { lines: Scores | ScoresWindow, .. }
+                                | Kernel::FusedTile { scores: true, .. }
                         );
                         let wide_half = kernel == Kernel::Tile { words: 33 } && dtype != "f32";
                         if compute_capability == 75 && (kernel.needs_clusters() || of_scores || wide_half) {

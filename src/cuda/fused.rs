@@ -223,16 +223,20 @@ fn run(
     // Elements are multiplied by a number above 0, or they are masked, …
     let scaled = bias == 0 && options.softcap.is_none() && (options.scale as f32) > 0.0;
     // … and what else the kernels that hold scores take.
-    let scores = if backward {
-        out == dtype && options.output == Output::Probability && tensors.result != 0 && tensors.logits_gradient == 0
-    } else {
-        mask == 0
+    let whole = whole_packs(geometry, dtype.size_in_bytes(), tensors);
+    let scores = match (backward, whole) {
+        (false, true) => mask == 0,
+        (false, false) => out == dtype,
+        (true, _) => {
+            out == dtype && options.output == Output::Probability && tensors.result != 0 && tensors.logits_gradient == 0
+        }
     };
     let kind = FusedKind {
         backward,
-        whole: whole_packs(geometry, dtype.size_in_bytes(), tensors),
+        whole,
         queries: options.window.map_or(0, |window| window.queries),
         scores: scaled && scores,
+        masked: mask != 0 && geometry.mask_step > 0,
         narrow: is_narrow(options, geometry),
     };
     let plan = plan::fused(geometry.lines, kind, dtype.size_in_bytes(), functions::facts(device)?);
@@ -283,8 +287,11 @@ fn call<R: Narrow>(
     let limit = |keys: usize| keys.min(if plan.is_narrow() { NARROW - 1 } else { 1 << 60 }) as i64;
     let moves = |at: u64, step: usize| if at == 0 { 0 } else { 1 + (step > 0) as i32 };
     let window = options.window;
-    let by_blocks =
-        matches!(plan.kernel, Kernel::FusedBlock { backward: false, lines: FusedLines::Packs | FusedLines::Any });
+    let by_blocks = match plan.kernel {
+        Kernel::FusedBlock { backward, lines } => !backward && lines == FusedLines::Packs,
+        Kernel::FusedTile { backward, .. } => !backward && plan.parameter == plan::WHOLE_BLOCK,
+        _ => false,
+    };
     let sharers = sharers(geometry, tensors).filter(|_| by_blocks && window.is_none());
     let cap = options.softcap.unwrap_or(0.0);
     Ok(Call {
@@ -346,7 +353,11 @@ fn round_keys(seed: u64) -> [[u32; 2]; 7] {
 /// Whether 32 bits are enough for the number of a line, a step along any axis, and the positions of a window.
 fn is_narrow(options: &Options, geometry: &Geometry) -> bool {
     let fits = |n: usize| n <= u32::MAX as usize;
+    // Elements of 8 bytes at most
+    let spans = |step: usize| fits(step.saturating_mul(8));
     fits(geometry.lines.count())
+        && spans(geometry.bias_step)
+        && spans(geometry.mask_step)
         && geometry.axes.iter().all(|axis| fits(axis.bias) && fits(axis.mask) && fits(axis.sink))
         && options.window.is_none_or(|window| geometry.lines.len < NARROW && window.queries < NARROW)
 }

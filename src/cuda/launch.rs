@@ -158,7 +158,7 @@ pub(super) fn softmax<T: CudaElement>(
     let stream = device.cuda_stream();
     let key = |kernel| Key { kernel, output, dtype: T::NAME };
     let (count, len, inner) = (lines.count() as u64, lines.len as u64, lines.inner as u64);
-    let parameter = plan.parameter as u64;
+    let (parameter, log) = (plan.parameter as u64, (output == Output::LogProbability) as u64);
     let x = x.as_ref().map(|x| x.device_ptr(&stream));
     let (y, _y_written) = y.device_ptr_mut(&stream);
     let x = x.as_ref().map_or(y, |(x, _read)| *x);
@@ -194,12 +194,12 @@ pub(super) fn softmax<T: CudaElement>(
                 Kernel::Warp { .. } | Kernel::Block { .. } | Kernel::Cluster { .. } => {
                     tensors.push(count).push(len).push(parameter)
                 }
-                Kernel::Tile { .. } => {
-                    tensors.push(count).push(len).push(parameter).push((output == Output::LogProbability) as u64)
-                }
-                Kernel::SafeShortRows | Kernel::OnlineShortRows => tensors.push(count).push(len),
                 Kernel::Column { .. } => tensors.push(len).push(inner).push(parameter),
-                _ => tensors.push(count).push(len).push(inner),
+                Kernel::Tile { .. } => tensors.push(count).push(len).push(parameter).push(log),
+                Kernel::SafeRows | Kernel::SafeShortRows | Kernel::OnlineRows | Kernel::OnlineShortRows => {
+                    tensors.push(count).push(len).push(log)
+                }
+                _ => tensors.push(count).push(len).push(inner).push(log),
             };
             unsafe { launch(&stream, key(kernel), device, plan, arguments) }
         }

@@ -125,6 +125,11 @@ pub(crate) enum Kernel {
         lines: FusedLines,
     },
     FusedCluster,
+    /// … or, of any length and offset, in tiles as above, of which a block may also take one line; `scores` as [`FusedLines::Scores`].
+    FusedTile {
+        backward: bool,
+        scores: bool,
+    },
     /// … or read several times by one block, …
     FusedReduce {
         backward: bool,
@@ -133,10 +138,11 @@ pub(crate) enum Kernel {
     FusedColumns {
         backward: bool,
     },
-    /// Log-sum-exp and what a loss needs of each line: one block per contiguous line; or several lines to a block, short ones
-    /// and those side by side.
+    /// Log-sum-exp and what a loss needs of each line: one block per contiguous line; or several lines to a block, short ones in
+    /// tiles as above and those side by side.
     StatisticsRows,
-    StatisticsStrided,
+    StatisticsTile,
+    StatisticsColumns,
     /// The gradient of a loss: some blocks to a contiguous line, several short ones to a block, one thread per line.
     LossBackwardRows,
     LossBackwardShortRows,
@@ -190,8 +196,6 @@ pub(crate) enum FusedLines {
     Packs,
     /// The same, and parts that are outside of a window are passed over.
     Window,
-    /// Of any length and offset.
-    Any,
     /// Whole packs of scores, which are the logits but for a scale and, of gradients, a mask or window, …
     Scores,
     /// … and parts that are outside of a window are passed over.
@@ -208,6 +212,8 @@ pub(crate) struct FusedKind {
     pub queries: usize,
     /// What [`FusedLines::Scores`] are for.
     pub scores: bool,
+    /// Every key of a line has an element of a mask.
+    pub masked: bool,
     /// 32 bits are enough for lines, steps and positions.
     pub narrow: bool,
 }
@@ -236,7 +242,7 @@ pub(crate) struct Plan {
     pub cluster: u32,
     pub shared_bytes: u32,
     /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], [`Kernel::Tile`],
-    /// [`Kernel::BackwardTile`], contiguous lines of [`Kernel::StatisticsStrided`], [`Kernel::LossBackwardShortRows`]) or of those
+    /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::StatisticsTile`], [`Kernel::LossBackwardShortRows`]) or of those
     /// side by side ([`Kernel::Column`]), how many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`],
     /// [`Kernel::FusedBlock`], a warp's [`FusedLines::ScoresWindow`]), the rows of a block ([`Kernel::Strip`]), or the blocks of a
     /// line ([`Kernel::LossBackwardRows`]).
@@ -246,7 +252,10 @@ pub(crate) struct Plan {
 impl Plan {
     /// Whether the kernel reckons with lines, steps and positions in 32 bits.
     pub fn is_narrow(self) -> bool {
-        matches!(self.kernel, Kernel::FusedWarp { .. } | Kernel::FusedBlock { .. } | Kernel::FusedCluster)
+        matches!(
+            self.kernel,
+            Kernel::FusedWarp { .. } | Kernel::FusedBlock { .. } | Kernel::FusedTile { .. } | Kernel::FusedCluster
+        )
     }
 }
 
@@ -358,7 +367,8 @@ const LOSS_PACKS: usize = 4;
 const LOSS_ROWS: usize = 16;
 /// Contiguous lines up to this length take a warp or less.
 const SHORT_STATISTICS: usize = 512;
-const STATISTICS_SHORT_BLOCK: usize = 128;
+/// Words of 4 bytes (f64: elements) of a thread then, but for one more that makes an odd number.
+const STATISTICS_WORDS: usize = 16;
 /// The packs that a thread reads one after the other where there are many lines, and the most threads. 8192 x 4096: 64 threads
 /// 0.52, 256 0.69 (f32), 32 threads 0.58, 128 0.68 (bf16); 65536 x 1024: 32 threads 0.49 / 0.65, 64 0.59 / 1.21; 4096 x
 /// 128256: 128 threads 0.48 / 0.49, 256 0.48 / 0.50.
@@ -507,20 +517,16 @@ pub(crate) fn fused(lines: Lines, kind: FusedKind, size: usize, device: DeviceFa
     forced.or_else(registers).or_else(cluster).unwrap_or_else(|| if many_side_by_side { columns() } else { reduce() })
 }
 
-/// Elements of a thread and threads of a block, at most, as `kernels/fused.cuh` has them. Of (8, 16, 2048, 2048) with a scale: f32
+/// Elements of a thread and threads of a block, at most, of whole packs, as `kernels/fused.cuh` has them. Of (8, 16, 2048, 2048) with a scale: f32
 /// sixteen 0.94, 32 0.95; bf16 32 0.96, sixteen 1.13, 64 1.04.
-fn fused_count(kind: FusedKind, size: usize) -> (usize, usize) {
-    match (kind.whole, kind.backward, size) {
-        (true, false, 2) => (32, 256),
-        (true, false, 4) => (16, 256),
-        (true, false, _) => (8, 256),
-        // Eight words of 4 bytes
-        (false, false, 2) => (16, 512),
-        (false, false, _) => (8, 512),
-        (true, true, 2) => (16, 512),
-        (true, true, 4) => (16, 384),
-        (false, true, 4) => (8, 384),
-        (_, true, _) => (8, 512),
+fn fused_count(backward: bool, size: usize) -> (usize, usize) {
+    match (backward, size) {
+        (false, 2) => (32, 256),
+        (false, 4) => (16, 256),
+        (false, _) => (8, 256),
+        (true, 2) => (16, 512),
+        (true, 4) => (16, 384),
+        (true, _) => (8, 512),
     }
 }
 
@@ -529,8 +535,11 @@ fn fused_registers(lines: Lines, kind: FusedKind, size: usize, device: DeviceFac
     if lines.inner > 1 || !narrow {
         return None;
     }
+    if !whole {
+        return fused_tile(lines, kind, size, device);
+    }
     let hopper = device.compute_capability >= 90;
-    if let (true, true, Some(held)) = (scores && whole, hopper, scores_count(backward, size)) {
+    if let (true, true, Some(held)) = (scores, hopper, scores_count(backward, size)) {
         let plan = if backward {
             warp_or_block(lines, held, backward, FusedLines::Scores)
         } else {
@@ -540,23 +549,78 @@ fn fused_registers(lines: Lines, kind: FusedKind, size: usize, device: DeviceFac
             return plan;
         }
     }
-    let held = fused_count(kind, size);
-    let of = match (whole, queries > 0 && !backward) {
-        (false, _) => FusedLines::Any,
-        (true, false) => FusedLines::Packs,
-        (true, true) => FusedLines::Window,
-    };
+    let held = fused_count(backward, size);
+    let of = if queries > 0 && !backward { FusedLines::Window } else { FusedLines::Packs };
     let plan = warp_or_block(lines, held, backward, of)?;
-    if of == FusedLines::Any && !backward {
-        let per_block = if matches!(plan.kernel, Kernel::FusedWarp { .. }) { WARP_BLOCK >> plan.parameter } else { 1 };
-        return Some(Plan { shared_bytes: tile_bytes(per_block, lines, size), ..plan });
-    }
     if let Kernel::FusedBlock { lines: FusedLines::Window, .. } = plan.kernel {
         let resident = if size == 4 { 1280 } else { 1024 };
         let ahead = fused_ahead(lines, queries, size, resident / plan.block as usize, device);
         return Some(Plan { parameter: ahead as i32, ..plan });
     }
     Some(plan)
+}
+
+/// Units of 4 bytes (f64: elements) of a thread at most, as `kernels/fused_tile.cuh` has them.
+fn fused_tile_units(backward: bool, scores: bool, size: usize) -> usize {
+    match (backward, scores, size) {
+        (true, ..) | (_, false, 8) => 8,
+        (_, true, _) => 32,
+        (_, false, 2) => 16,
+        (_, false, _) => 24,
+    }
+}
+
+/// Units of a thread at least, and threads of a multiprocessor from which on more of them do not help: 2364 x 197 f16 with 4 to 32
+/// units 2.3, 2.4, 2.6 and 2.9 copies, 30000 x 197 4.9, 3.3, 2.5 and 2.2; 2364 x 1001 3.6, 2.8, 2.1 and 2.5.
+const TILE_FEW_UNITS: usize = 4;
+const TILE_FILLED_THREADS: usize = 512;
+
+/// [`Plan::parameter`] where a block takes one line, and no part of a warp does.
+pub(super) const WHOLE_BLOCK: i32 = 6;
+
+/// Lines of any length in tiles. With a scale, f16 / f32, and as they were read an element at a time: 1369550 x 49 1.06 / 1.24, 2.27 /
+/// 1.76; 340613 x 197 1.13 / 1.25, 2.31 / 1.77; 115977 x 577 1.22 / 1.06, 3.46 / 1.78; 32752 x 2047 1.06 / 1.07, 1.94 / 1.51.
+fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
+    const MOST_BYTES: usize = 47 << 10;
+    let backward = kind.backward;
+    let units = if size == 2 { lines.len / 2 } else { lines.len };
+    // Threads that share a line where each of them has up to so many units.
+    let threads_of = |most: usize| {
+        let threads = units.div_ceil(most).max(1);
+        if threads <= WARP {
+            threads.next_power_of_two()
+        } else {
+            threads.next_multiple_of(WARP)
+        }
+    };
+    let mut scores = kind.scores && !backward && size == 2 && device.compute_capability >= 90;
+    if scores && kind.masked {
+        // A mask comes by single bytes, for which more threads are better if these have enough to do: 261112 x 257 1.7, as scores
+        // 2.2; 66066 x 1001 1.8 and 1.9; but 201465 x 333 2.2 and 1.8, 528320 x 127 2.4 and 1.7.
+        let most = fused_tile_units(backward, false, size);
+        let threads = threads_of(most);
+        scores = threads < 8 || threads > MAX_REGISTER_BLOCK || 5 * units < 4 * most * threads;
+    }
+    let mut most = fused_tile_units(backward, scores, size);
+    let filled = |threads: usize| lines.count().saturating_mul(threads) >= TILE_FILLED_THREADS * device.multiprocessors;
+    while most >= 2 * TILE_FEW_UNITS && !filled(threads_of(most)) && threads_of(most / 2) <= MAX_REGISTER_BLOCK {
+        most /= 2;
+    }
+    let threads = threads_of(most);
+    let (shift, per_block, block) = if threads <= WARP {
+        (threads.ilog2() as i32, WARP_BLOCK / threads, WARP_BLOCK)
+    } else {
+        (WHOLE_BLOCK, 1, threads)
+    };
+    let grid = lines.count().div_ceil(per_block);
+    // Of gradients another one, for those of the result
+    let tiles = if backward { 2 } else { 1 };
+    let possible = threads <= MAX_REGISTER_BLOCK && grid <= MAX_GRID && tiles * lines.len * size <= MOST_BYTES;
+    possible.then(|| Plan {
+        parameter: shift,
+        shared_bytes: tiles as u32 * tile_bytes(per_block, lines, size).next_multiple_of(128),
+        ..plan(Kernel::FusedTile { backward, scores }, grid, block)
+    })
 }
 
 /// Elements that a thread holds as they lie in memory, and threads of a block, at most. Of (8, 16, 2048, 2048) bf16: causal with
@@ -593,7 +657,7 @@ fn fused_scores(
 ) -> Option<Plan> {
     let (FusedKind { backward, queries, .. }, size) = (kind, 2);
     // What fits a warp as logits, too, is better off so.
-    if !(fused_count(kind, size).0 * WARP + 1..=count * most_threads).contains(&lines.len) {
+    if !(fused_count(backward, size).0 * WARP + 1..=count * most_threads).contains(&lines.len) {
         return None;
     }
     let threads = lines.len.div_ceil(count).next_multiple_of(WARP);
@@ -650,12 +714,19 @@ pub(crate) fn statistics(lines: Lines, elements: Elements, device: DeviceFacts) 
     if lines.inner > 1 {
         // The lanes of a warp take a line each, and its warps eight rows or more.
         let warps = lines.len.div_ceil(STATISTICS_TILE).next_power_of_two().clamp(1, MAX_COLUMN_WARPS);
-        return plan(Kernel::StatisticsStrided, lines.count().div_ceil(WARP), warps * WARP);
+        return plan(Kernel::StatisticsColumns, lines.count().div_ceil(WARP), warps * WARP);
     }
     if lines.len <= SHORT_STATISTICS {
-        let shift = (0..5).find(|shift| lines.len <= STATISTICS_TILE << shift).unwrap_or(5);
-        let grid = lines.count().div_ceil(STATISTICS_SHORT_BLOCK >> shift);
-        return Plan { parameter: shift, ..plan(Kernel::StatisticsStrided, grid, STATISTICS_SHORT_BLOCK) };
+        let units = if elements.size == 2 { lines.len / 2 } else { lines.len };
+        let enough = (0..5).find(|shift| units <= STATISTICS_WORDS << shift).unwrap_or(5);
+        let filled = |shift: i32| lines.count() << shift >= TILE_FILLED_THREADS * device.multiprocessors;
+        let shift = (enough..5).find(|&shift| filled(shift) || units <= TILE_FEW_UNITS << shift).unwrap_or(5);
+        let per_block = WARP_BLOCK >> shift;
+        return Plan {
+            parameter: shift,
+            shared_bytes: tile_bytes(per_block, lines, elements.size),
+            ..plan(Kernel::StatisticsTile, lines.count().div_ceil(per_block), WARP_BLOCK)
+        };
     }
     // Few lines need all threads that they can have.
     let few = lines.count() < 2 * device.multiprocessors;
@@ -1252,10 +1323,12 @@ mod tests {
     #[test]
     fn fused_plans_cover_the_lines() {
         let device = |forced| DeviceFacts { forced, ..HOPPER };
-        let packs = FusedKind { backward: false, whole: true, queries: 0, scores: false, narrow: true };
+        let packs = FusedKind { backward: false, whole: true, queries: 0, scores: false, masked: false, narrow: true };
         let any = FusedKind { whole: false, ..packs };
         let scores = FusedKind { scores: true, ..packs };
         let gradients = FusedKind { backward: true, ..scores };
+        let masked = FusedKind { scores: true, masked: true, ..any };
+        let gradients_of_any = Kernel::FusedTile { backward: true, scores: false };
         let (backward, of) = (false, FusedLines::Packs);
         for (lines, kind, device, kernel) in [
             (lines(1 << 20, 512, 1), packs, HOPPER, Kernel::FusedWarp { backward, lines: of }),
@@ -1286,10 +1359,21 @@ mod tests {
             (lines(64, 1024, 1), scores, HOPPER, Kernel::FusedWarp { backward, lines: of }),
             (lines(64, 8200, 1), packs, HOPPER, Kernel::FusedCluster),
             (lines(64, 8200, 1), packs, TURING, Kernel::FusedReduce { backward }),
-            (lines(64, 2000, 1), any, TURING, Kernel::FusedBlock { backward, lines: FusedLines::Any }),
-            (lines(64, 77, 1), any, HOPPER, Kernel::FusedWarp { backward, lines: FusedLines::Any }),
-            (lines(64, 4097, 1), any, HOPPER, Kernel::FusedBlock { backward, lines: FusedLines::Any }),
-            (lines(64, 8193, 1), any, HOPPER, Kernel::FusedReduce { backward }),
+            (lines(64, 2000, 1), any, TURING, Kernel::FusedTile { backward, scores: false }),
+            (lines(64, 77, 1), any, HOPPER, Kernel::FusedTile { backward, scores: false }),
+            (lines(64, 77, 1), FusedKind { scores: true, ..any }, HOPPER, Kernel::FusedTile { backward, scores: true }),
+            (
+                lines(64, 77, 1),
+                FusedKind { scores: true, ..any },
+                TURING,
+                Kernel::FusedTile { backward, scores: false },
+            ),
+            (lines(64, 257, 1), masked, HOPPER, Kernel::FusedTile { backward, scores: false }),
+            (lines(64, 333, 1), masked, HOPPER, Kernel::FusedTile { backward, scores: true }),
+            (lines(64, 16_384, 1), any, HOPPER, Kernel::FusedTile { backward, scores: false }),
+            (lines(64, 16_387, 1), any, HOPPER, Kernel::FusedReduce { backward }),
+            (lines(64, 77, 1), FusedKind { backward: true, ..any }, HOPPER, gradients_of_any),
+            (lines(64, 8195, 1), FusedKind { backward: true, ..any }, HOPPER, Kernel::FusedReduce { backward: true }),
             (lines(1 << 20, 512, 1), FusedKind { narrow: false, ..packs }, HOPPER, Kernel::FusedReduce { backward }),
             (lines(64, 100, 64), any, HOPPER, Kernel::FusedColumns { backward }),
         ] {
@@ -1311,6 +1395,7 @@ mod tests {
                 (1, false, true, 2),
                 (1, true, true, 4),
                 (1, true, false, 8),
+                (1, true, false, 2),
                 (1, false, true, 8),
                 (1, false, false, 2),
                 (1, false, false, 8),
@@ -1322,6 +1407,7 @@ mod tests {
                     whole,
                     queries: if size == 8 || outer == 129 { 100 } else { 0 },
                     scores: outer != 128,
+                    masked: outer == 129,
                     narrow: lines.count() < 1 << 32,
                 };
                 let plan = fused(lines, kind, size, device(forced));
@@ -1333,19 +1419,11 @@ mod tests {
                     | Kernel::FusedBlock { lines: Scores | ScoresWindow, .. } => {
                         scores_count(backward, size).expect("of this size")
                     }
-                    _ => fused_count(kind, size),
+                    _ => fused_count(backward, size),
                 };
                 assert!((1..=MAX_GRID).contains(&grid) && (WARP..=512).contains(&block), "{what}");
                 assert!(block.is_multiple_of(WARP) && grid.is_multiple_of(plan.cluster as usize), "{what}");
                 assert!(kind.narrow || !plan.is_narrow(), "{what}");
-                if let Kernel::FusedWarp { backward: false, lines: FusedLines::Any }
-                | Kernel::FusedBlock { backward: false, lines: FusedLines::Any } = plan.kernel
-                {
-                    let here = lines.count().min(block >> plan.parameter);
-                    let here = if matches!(plan.kernel, Kernel::FusedWarp { .. }) { here } else { 1 };
-                    assert!(plan.shared_bytes as usize >= here * len * size + 128 + 16, "{what}");
-                    assert!(plan.shared_bytes <= 48 << 10, "{what}");
-                }
                 match plan.kernel {
                     Kernel::FusedWarp { lines: ScoresWindow, .. } => {
                         assert!(
@@ -1359,6 +1437,19 @@ mod tests {
                     }
                     Kernel::FusedBlock { .. } => {
                         assert!(count * block >= len && block <= most_threads && grid == lines.count(), "{what}");
+                    }
+                    Kernel::FusedTile { scores, .. } => {
+                        let most = fused_tile_units(backward, scores, size);
+                        let units = if size == 2 { len / 2 } else { len };
+                        let of_block = plan.parameter == WHOLE_BLOCK;
+                        assert!(of_block || plan.parameter <= 5 && block == 128, "{what}");
+                        let (threads, here) =
+                            if of_block { (block, 1) } else { (1 << plan.parameter, block >> plan.parameter) };
+                        assert!(most * threads >= units && block <= 512, "{what}");
+                        assert!(grid * here >= lines.count() && !whole, "{what}");
+                        let (tile, tiles) = (here * len * size + 128 + 16, if backward { 2 } else { 1 });
+                        assert!(plan.shared_bytes as usize >= tiles * tile, "{what}");
+                        assert!(plan.shared_bytes <= 48 << 10, "{what}");
                     }
                     Kernel::FusedCluster => {
                         let cluster = plan.cluster as usize;
@@ -1391,8 +1482,15 @@ mod tests {
                     assert!((1..=MAX_GRID).contains(&grid) && (1..=65_535).contains(&plan.grid.1), "{what}");
                     assert!((WARP..=most).contains(&block) && block.is_multiple_of(WARP), "{what}");
                     let here = match plan.kernel {
-                        Kernel::StatisticsStrided if inner > 1 => grid * WARP,
-                        Kernel::StatisticsStrided | Kernel::LossBackwardShortRows => grid * (block / group),
+                        Kernel::StatisticsColumns => grid * WARP,
+                        Kernel::StatisticsTile => {
+                            let units = if elements.size == 2 { len / 2 } else { len };
+                            assert!(STATISTICS_WORDS * group >= units && block == WARP_BLOCK, "{what}");
+                            let tile = block / group * len * elements.size + 128 + 16;
+                            assert!((tile..=48 << 10).contains(&(plan.shared_bytes as usize)), "{what}");
+                            grid * (block / group)
+                        }
+                        Kernel::LossBackwardShortRows => grid * (block / group),
                         Kernel::LossBackwardColumns => grid * block,
                         Kernel::LossBackwardRows => {
                             let chunks = plan.parameter as usize;
@@ -1415,7 +1513,7 @@ mod tests {
         assert_eq!(plan(8192, 4096, BF16).block, 32);
         assert_eq!(plan(8192, 4096, F32).block, 64);
         assert_eq!(plan(1, 1 << 24, F32).block as usize, MAX_BLOCK);
-        assert_eq!(plan(8192, 64, F32).kernel, Kernel::StatisticsStrided);
+        assert_eq!(plan(8192, 64, F32).kernel, Kernel::StatisticsTile);
         assert_eq!(loss_backward(lines(4096, 128_256, 1), F32).parameter, 32);
         assert_eq!(top_k(lines(4096, 64, 1)).kernel, Kernel::TopKShortRows);
         assert_eq!(top_k(lines(8, 128_256, 1)).kernel, Kernel::TopKRows);

@@ -21,6 +21,8 @@ struct Case {
     rows: MaskedRows,
     log: bool,
     out: DType,
+    /// How many elements there are before the variable that the scores are, and before those that are written over.
+    before: usize,
 }
 
 impl Case {
@@ -42,7 +44,20 @@ impl Case {
             rows,
             log: false,
             out,
+            before: 0,
         }
+    }
+
+    /// The scores as a contiguous part of a larger tensor, which comes first.
+    fn within(&self) -> Result<Tensor> {
+        let scores = self.scores.flatten_all()?.contiguous()?;
+        if self.before == 0 {
+            return Ok(scores);
+        }
+        Tensor::cat(&[&Tensor::ones(self.before, scores.dtype(), scores.device())?, &scores], 0)
+    }
+    fn part(&self, within: &Tensor) -> Result<Tensor> {
+        within.narrow(0, self.before, self.scores.elem_count())?.reshape(self.scores.shape())
     }
 
     fn on(&self, device: &Device) -> Result<Self> {
@@ -270,7 +285,8 @@ fn check(case: &Case) -> Result<()> {
         let case = case.on(&device)?;
         let var = |tensor: &Option<Tensor>| tensor.as_ref().map(Var::from_tensor).transpose();
         // A variable is contiguous; the views are of it.
-        let scores = Var::from_tensor(&case.scores)?;
+        let variable = Var::from_tensor(&case.within()?.copy()?)?;
+        let scores = case.part(&variable)?;
         let (bias, sinks) = (var(&case.bias)?, var(&case.sinks)?);
         let mut tracked = case.clone();
         tracked.bias = bias.as_ref().map(|bias| bias.as_tensor().clone());
@@ -282,19 +298,24 @@ fn check(case: &Case) -> Result<()> {
         check_values("result", &case, case.out, &values(&out)?, &expected)?;
 
         if case.out == case.scores.dtype() {
-            let over = case.scores.copy()?.contiguous()?;
-            case.builder().forward_inplace(&over)?;
-            check_values("in place", &case, case.out, &values(&over)?, &expected)?;
+            let over = case.within()?.copy()?;
+            case.builder().forward_inplace(&case.part(&over)?)?;
+            let over = values(&over)?;
+            check_values("in place", &case, case.out, &over[case.before..], &expected)?;
+            assert!(over[..case.before].iter().all(|&x| x == 1.0), "{case:?} has written before its scores");
         }
 
-        let grads = (tracked.builder().forward(&scores)? * weights.to_device(&device)?)?.sum_all()?.backward()?;
+        let out = tracked.builder().forward(&scores)?;
+        check_values("tracked result", &case, case.out, &values(&out)?, &expected)?;
+        let grads = (out * weights.to_device(&device)?)?.sum_all()?.backward()?;
         let gradient = |var: &Var| -> Result<Vec<f64>> {
             let gradient = grads.get(var).expect("a gradient");
             assert_eq!((gradient.dtype(), gradient.shape()), (case.scores.dtype(), var.shape()));
             values(gradient)
         };
         let dtype = case.scores.dtype();
-        check_values("gradient of the scores", &case, dtype, &gradient(&scores)?, &reference.scores_gradient)?;
+        let of_scores = &gradient(&variable)?[case.before..];
+        check_values("gradient of the scores", &case, dtype, of_scores, &reference.scores_gradient)?;
         if let Some(sinks) = &sinks {
             check_values("gradient of the sinks", &case, dtype, &gradient(sinks)?, &reference.sinks_gradient)?;
         }
@@ -328,7 +349,8 @@ fn mask(shape: &[usize], seed: u64) -> Result<Tensor> {
 }
 
 /// Lengths about the vectors, blocks and lines that are held.
-const LENGTHS: [usize; 16] = [1, 2, 7, 8, 9, 15, 16, 17, 100, 511, 513, 1025, 2048, 8191, 20_000, 33_001];
+const LENGTHS: [usize; 19] =
+    [1, 2, 7, 8, 9, 15, 16, 17, 100, 511, 513, 1025, 2048, 4097, 8191, 12_033, 20_000, 24_065, 33_001];
 
 #[test]
 fn each_option_at_each_length() -> Result<()> {
@@ -354,6 +376,24 @@ fn each_option_at_each_length() -> Result<()> {
             }
             for out in DTYPES {
                 check(&Case { out, log: i % 2 == 0, ..plain.clone() })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Scores that begin anywhere in memory, and gradients and results that do not begin where these do.
+#[test]
+fn scores_that_begin_at_any_element() -> Result<()> {
+    for (i, len) in [2, 7, 64, 77, 257, 1000, 2049].into_iter().enumerate() {
+        for dtype in DTYPES {
+            for before in [1, 2, 3, 8, 13] {
+                let seed = i as u64;
+                let shape = [2, if len > 100 { 3 } else { 37 }, len];
+                let plain = Case { scale: 0.5, before, ..Case::new(make(&shape, 3.0, seed, dtype)?) };
+                check(&plain)?;
+                check(&Case { mask: Some(mask(&shape[1..], seed + 1)?), dropout: Some((0.2, seed)), ..plain.clone() })?;
+                check(&Case { bias: Some(make(&shape[1..], 2.0, seed + 2, dtype)?), log: true, ..plain })?;
             }
         }
     }
@@ -634,6 +674,7 @@ fn case(drawn: &Drawn) -> Result<Case> {
         rows: if has(11) && !has(8) { MaskedRows::Nan } else { MaskedRows::Zero },
         log,
         out,
+        before: seed as usize / 9 % 17,
     })
 }
 

@@ -1,0 +1,571 @@
+// Softmax with what models put around it, of lines of any length and offset, in tiles: the scores are copied into shared memory
+// and the results back as the runs that they are in memory, wherever lines end. Moves what the kernels for whole packs move.
+#pragma once
+#include "fused.cuh"
+#include "tile.cuh"
+
+// Writes the result of element j of a line as the call's dtype. Called, since there would be one for each element that a thread holds.
+template <typename R>
+__device__ __noinline__ void store_rounded(const Fused<R>& call, int64_t line, int64_t scores, int j, R x) {
+    if (call.threshold && RandomBits(call, line, j).of(j & 7) < call.threshold) x = R(0);
+    by_dtype(call.dtype, [&](auto* type) {
+        using O = std::remove_pointer_t<decltype(type)>;
+        static_cast<O*>(call.result)[scores + j] = rounded_to<O>(x);
+    });
+}
+
+// Called, for the same reason.
+__device__ __noinline__ float tangent(float x) { return hyperbolic_tangent(x); }
+__device__ __forceinline__ double tangent(double x) { return hyperbolic_tangent(x); }
+template <typename R>
+__device__ __noinline__ R capped_slope(const Fused<R>& call, R score) { return slope(call, score); }
+
+// What is in shared memory or, below, in global memory, if j < end, and anything otherwise: no branch, no register to be filled first.
+#define READ_BELOW(read, type, constraint, to, address_constraint, from, j, end)                               \
+    asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p,%2,%3;\n@p " read "." type " %0,[%1];\n}" : constraint(to) \
+                 : address_constraint(from), "r"(j), "r"(end) : "memory")
+template <typename U>
+__device__ __forceinline__ U read_shared_below(int j, int end, uint32_t from) {
+    std::conditional_t<sizeof(U) == 8, uint64_t, uint32_t> bits;
+    if constexpr (sizeof(U) == 8) READ_BELOW("ld.shared", "u64", "=l", bits, "r", from, j, end);
+    else READ_BELOW("ld.shared", "u32", "=r", bits, "r", from, j, end);
+    return reinterpret_cast<const U&>(bits);
+}
+template <typename P>
+__device__ __forceinline__ P read_below(int j, int end, const P* from) {
+    const auto at = __cvta_generic_to_global(from);
+    if constexpr (sizeof(P) == 1) {
+        uint32_t bits;
+        READ_BELOW("ld.global", "u8", "=r", bits, "l", at, j, end);
+        return static_cast<P>(bits);
+    } else {
+        using B = std::conditional_t<sizeof(P) == 8, uint64_t, std::conditional_t<sizeof(P) == 4, uint32_t, uint16_t>>;
+        B bits;
+        if constexpr (sizeof(P) == 8) READ_BELOW("ld.global", "u64", "=l", bits, "l", at, j, end);
+        else if constexpr (sizeof(P) == 4) READ_BELOW("ld.global", "u32", "=r", bits, "l", at, j, end);
+        else READ_BELOW("ld.global", "u16", "=h", bits, "l", at, j, end);
+        return reinterpret_cast<const P&>(bits);
+    }
+}
+#undef READ_BELOW
+template <typename U>
+__device__ __forceinline__ void write_shared(uint32_t to, U unit) {
+    if constexpr (sizeof(U) == 8) asm volatile("st.shared.u64 [%0], %1;" ::"r"(to), "l"(reinterpret_cast<const uint64_t&>(unit)) : "memory");
+    else asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(reinterpret_cast<const uint32_t&>(unit)) : "memory");
+}
+
+// The threads that share a line: 2^shift of a warp, or, where shift is WHOLE_BLOCK, a block.
+constexpr int WHOLE_BLOCK = 6;
+template <typename R>
+struct TileGroup {
+    int shift;
+    Normalizer<R>* parts;   // MAX_WARPS, in shared memory, …
+    Weighted<R>* weighted;  // … or as many of these
+
+    __device__ __forceinline__ bool is_block() const { return shift == WHOLE_BLOCK; }
+    __device__ __forceinline__ int size() const { return is_block() ? blockDim.x : 1 << shift; }
+    __device__ __forceinline__ int rank() const { return is_block() ? threadIdx.x : threadIdx.x & ((1 << shift) - 1); }
+    // How many lines a block takes, and which of them is this thread's
+    __device__ __forceinline__ int lines() const { return is_block() ? 1 : blockDim.x >> shift; }
+    __device__ __forceinline__ int own() const { return is_block() ? 0 : threadIdx.x >> shift; }
+
+    template <typename F>
+    __device__ __forceinline__ R reduce(R value, F f) const { return warp_group_reduce(value, 1 << shift, f); }
+    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const {
+        return is_block() ? BlockExchange<R>{parts}.merge(part) : part;
+    }
+    __device__ __forceinline__ Weighted<R> merge(Weighted<R> part, bool unweighted) const {
+        return is_block() ? WholeBlocks<R, BlockExchange<R>>{{}, weighted}.merge(part, unweighted) : part;
+    }
+};
+
+// Which elements of a line in a tile are one thread's: up to WORDS units of 4 bytes (f64: elements), as far from each other as there are
+// threads that share the line, so that these read neighbours of what is added or masked. Of half precision a line may begin and end
+// in the middle of a unit that it shares with its neighbours: these elements are its first and its last thread's.
+template <typename T, int WORDS>
+struct TilePlaces {
+    static constexpr int PER_UNIT = Element<T>::PER_UNIT, ENDS = PER_UNIT > 1 ? 2 : 0, COUNT = WORDS * PER_UNIT + ENDS;
+
+    T* elements;                  // of the line
+    uint32_t at;                  // where it is in shared memory
+    int len, first, step, units;  // this thread's first element in a unit, how far its next unit is, and where the line's units end
+    int longest;                  // where those of any line of the block do
+    bool has_first, has_last;
+
+    // The line begins `begin` elements from a multiple of 4 bytes on, and other lines of the block have `of_any` elements.
+    __device__ __forceinline__ TilePlaces(T* line, int begin, int len, int of_any, int rank, int threads) : elements(line), len(len) {
+        const int before = PER_UNIT > 1 ? begin & 1 : 0;
+        first = before + rank * PER_UNIT;
+        step = threads * PER_UNIT;
+        units = len - (PER_UNIT - 1);
+        longest = of_any - (PER_UNIT - 1);
+        has_first = before > 0 && len > 0 && rank == 0;
+        has_last = PER_UNIT > 1 && (len - before) % 2 == 1 && len > before && rank == threads - 1;
+        at = shared_address(line);
+        // Computed once: it is cheap to compute again, but not for every access.
+        asm("" : "+r"(at), "+r"(first));
+    }
+
+    // Calls f with each multiple k of FEW, and the place in the line of this unit, as long as the line has units there.
+    template <typename F>
+    __device__ __forceinline__ void each_few_words(F f) const {
+        int j = first;
+#pragma unroll
+        for (int k = 0; k < WORDS; k += FEW, j += FEW * step) {
+            if (k * step >= longest) break;
+            f(k, j);
+        }
+    }
+    // Calls f with each k and the place of its unit.
+    template <typename F>
+    __device__ __forceinline__ void each_word(F f) const {
+        each_few_words([&](int from, int j) {
+#pragma unroll
+            for (int k = from; k < from + FEW; k++, j += step) f(k, j);
+        });
+    }
+    // Calls f(n, read) with the place n in z of each element, and what was read for it at so many bytes times its place in the line:
+    // several are asked for before one is waited for.
+    template <typename P, typename F>
+    __device__ __forceinline__ void each_read(const P* from, int64_t distance_between, F f) const {
+        const auto distance = static_cast<uint32_t>(distance_between);
+        const auto at = [&](int j) {
+            return reinterpret_cast<const P*>(reinterpret_cast<const char*>(from) + uint64_t(static_cast<uint32_t>(j)) * distance);
+        };
+        each_few_words([&](int few, int place) {
+            P found[FEW * PER_UNIT];
+            int j = place;
+#pragma unroll
+            for (int k = 0; k < FEW; k++, j += step) {
+#pragma unroll
+                for (int i = 0; i < PER_UNIT; i++) found[k * PER_UNIT + i] = read_below(j, units, at(j + i));
+            }
+#pragma unroll
+            for (int n = 0; n < FEW * PER_UNIT; n++) f(few * PER_UNIT + n, found[n]);
+        });
+        if constexpr (PER_UNIT > 1) {
+            f(COUNT - 2, read_below(0, has_first, at(0)));
+            f(COUNT - 1, read_below(0, has_last, at(len - 1)));
+        }
+    }
+    // Calls f with each place in z where there may be an element.
+    template <typename F>
+    __device__ __forceinline__ void each_held(F f) const {
+        each_word([&](int k, int) {
+#pragma unroll
+            for (int i = 0; i < PER_UNIT; i++) f(k * PER_UNIT + i);
+        });
+#pragma unroll
+        for (int n = WORDS * PER_UNIT; n < COUNT; n++) f(n);
+    }
+    // Calls f with the place in z and the place in the line of each element.
+    template <typename F>
+    __device__ __forceinline__ void each(F f) const {
+        each_word([&](int k, int j) {
+            if (j >= units) return;
+#pragma unroll
+            for (int i = 0; i < PER_UNIT; i++) f(k * PER_UNIT + i, j + i);
+        });
+        each_end(f);
+    }
+    // The same of the elements without a unit
+    template <typename F>
+    __device__ __forceinline__ void each_end(F f) const {
+        if constexpr (PER_UNIT > 1) {
+            if (has_first) f(WORDS * PER_UNIT, 0);
+            if (has_last) f(WORDS * PER_UNIT + 1, len - 1);
+        }
+    }
+
+    // Calls f with each unit in shared memory, or anything where the line has none.
+    template <typename F>
+    __device__ __forceinline__ void each_unit(F f) const {
+        each_word([&](int k, int j) { f(k, j < units, read_shared_below<Unit<T>>(j, units, at + j * int(sizeof(T)))); });
+    }
+
+    // Writes unit(k) and element(n) to where the line is, so many units further.
+    template <typename UnitOf, typename ElementOf>
+    __device__ __forceinline__ void store(int shifted, UnitOf unit, ElementOf element) const {
+        each_word([&](int k, int j) {
+            const Unit<T> own = unit(k);
+            if (j < units) write_shared(at + j * int(sizeof(T)) + shifted * int(sizeof(Unit<T>)), own);
+        });
+        each_end([&](int n, int j) { elements[j + shifted * PER_UNIT] = element(n); });
+    }
+
+    // Asks for the line's mask, as far as it lies in one piece, before it is needed: it comes by single bytes.
+    template <typename R>
+    __device__ __forceinline__ void touch_mask(const Fused<R>& call, const Place& place) const {
+        if (call.masks != EACH || call.mask_step != 1) return;
+        const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
+        for (int j = first / PER_UNIT * 64; j < len; j += step / PER_UNIT * 64) read_below(j, len, mask + j);
+    }
+};
+
+// The logits of these elements.
+template <typename T, int WORDS>
+struct TileLogits : TilePlaces<T, WORDS> {
+    using R = Real<T>;
+    using Places = TilePlaces<T, WORDS>;
+    using Places::COUNT, Places::ENDS, Places::PER_UNIT, Places::Places, Places::each, Places::each_held, Places::each_read, Places::each_unit,
+        Places::elements, Places::has_first, Places::has_last, Places::len, Places::longest, Places::step, Places::touch_mask;
+    static constexpr bool ONCE = true;
+    static constexpr int PACKS = COUNT / PER_UNIT, SIZE = PER_UNIT;  // a unit is a pack, and so are the ends
+
+    R z[COUNT];
+
+    static __device__ __forceinline__ Exponential<T> exponential(R max) { return Exponential<T>(max); }
+    static __device__ __forceinline__ R logit(R z) { return z; }
+
+    // While the scores come: what is added to them.
+    __device__ __forceinline__ void prepare(const Fused<R>& call, const Place& place) {
+        const auto* bias = static_cast<const T*>(call.bias) + place.bias;
+        if (call.adds == EACH) {
+            each_read(bias, call.bias_step * sizeof(T), [&](int n, T read) { z[n] = Element<T>::read(read); });
+        } else {
+            const R added = call.adds == ONE ? Element<T>::read(*bias) : R(0);
+            each_held([&](int n) { z[n] = added; });
+        }
+        touch_mask(call, place);
+    }
+
+    // Answers the greatest.
+    __device__ __forceinline__ R load(const Fused<R>& call, const Place& place) {
+        const R absent = negative_infinity<R>();
+        const auto load = [&](R factor, auto capped) {
+            if constexpr (sizeof(R) == 4) asm("" : "+f"(factor));  // not read anew for each
+            each_unit([&](int k, bool is, Unit<T> unit) {
+#pragma unroll
+                for (int i = 0; i < PER_UNIT; i++) {
+                    R& own = z[k * PER_UNIT + i];
+                    const R logit = fma(capped(Element<T>::of_unit(unit, i)), factor, own);
+                    own = is ? logit : absent;
+                }
+            });
+            if constexpr (PER_UNIT > 1) {
+                auto& ends = reinterpret_cast<R(&)[2]>(z[COUNT - 2]);
+                ends[0] = has_first ? fma(capped(Element<T>::read(elements[0])), factor, ends[0]) : absent;
+                ends[1] = has_last ? fma(capped(Element<T>::read(elements[len - 1])), factor, ends[1]) : absent;
+            }
+        };
+        if (call.cap > R(0)) load(call.cap, [&](R score) { return tangent(score * call.scale * call.inverse_cap); });
+        else load(call.scale, [](R score) { return score; });
+        const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
+        if (call.masks == EACH) {
+            each_read(mask, call.mask_step, [&](int n, uint8_t keep) { z[n] = keep ? z[n] : absent; });
+        } else if (call.masks == ONE && !*mask) {
+            each_held([&](int n) { z[n] = absent; });
+        }
+        if (call.window) {
+            const int begin = static_cast<int>(place.first);
+            const auto size = static_cast<uint32_t>(place.end - place.first);
+            each([&](int n, int j) { z[n] = static_cast<uint32_t>(j - begin) < size ? z[n] : absent; });
+        }
+        R max = absent;
+        each_held([&](int n) { max = greater(max, z[n]); });
+        return max;
+    }
+
+    // Answers the sum of the exponentials, which are kept in place of the logits where it is said so.
+    template <bool KEEP>
+    __device__ __forceinline__ R exponentiate(const Exponential<T>& exponential) {
+        R sums[4] = {};
+        each_held([&](int n) {
+            const R e = exponential(z[n]);
+            if (KEEP) z[n] = e;
+            sums[n % 4] += e;
+        });
+        return pairwise_sum(sums);
+    }
+
+    __device__ __forceinline__ bool takes(int k) const { return k * PER_UNIT >= COUNT - ENDS || k * step < longest; }
+    // Of element i of unit k, which is kept in place of the logit
+    __device__ __forceinline__ R exponentiate(const Exponential<T>& exponential, int k, int i) {
+        R& own = z[k * PER_UNIT + i];
+        return own = exponential(own);
+    }
+
+    // What becomes of each element by `f`.
+    template <typename F>
+    __device__ __forceinline__ void results(F f) {
+        each_held([&](int n) { z[n] = f(z[n]); });
+    }
+    __device__ __forceinline__ void store(int shifted) const {
+        Places::store(
+            shifted,
+            [&](int k) {
+                R numbers[PER_UNIT];
+#pragma unroll
+                for (int i = 0; i < PER_UNIT; i++) numbers[i] = z[k * PER_UNIT + i];
+                return Element<T>::to_unit(numbers);
+            },
+            [&](int n) { return Element<T>::write(z[n]); });
+    }
+};
+
+// Scores of half precision, which are the logits but for a scale above 0, a mask and a window, as they lie in memory: a thread has room
+// for twice as many, and what it does once is done half as often. In return exponentials are computed twice.
+template <typename T, int WORDS>
+struct TileScores : TilePlaces<T, WORDS> {
+    using R = Real<T>;
+    using Places = TilePlaces<T, WORDS>;
+    using Places::Places, Places::each_read, Places::each_unit, Places::each_word, Places::elements, Places::has_first, Places::has_last,
+        Places::len, Places::touch_mask;
+    static constexpr bool ONCE = false;
+
+    R scale;
+    Unit<T> held[WORDS + 1];  // and the ends
+
+    __device__ __forceinline__ Exponential<T> exponential(R max) const { return Exponential<T>(max, scale); }
+    __device__ __forceinline__ R logit(R score) const { return score * scale; }
+
+    __device__ __forceinline__ void prepare(const Fused<R>& call, const Place& place) {
+        scale = call.scale;
+        touch_mask(call, place);
+    }
+
+    // Calls f with each place in `held` where there may be elements.
+    template <typename F>
+    __device__ __forceinline__ void each_held_unit(F f) const {
+        each_word([&](int k, int) { f(k); });
+        f(WORDS);
+    }
+
+    // Answers the greatest.
+    __device__ __forceinline__ R load(const Fused<R>& call, const Place& place) {
+        const auto absent = no_elements<T>();
+        each_unit([&](int k, bool is, Unit<T> unit) { held[k] = is ? unit : absent; });
+        held[WORDS] = absent;
+        if (has_first) held[WORDS].x = elements[0];
+        if (has_last) held[WORDS].y = elements[len - 1];
+        const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
+        if (call.masks == EACH) {
+            uint32_t low = 0;
+            each_read(mask, call.mask_step, [&](int n, uint8_t takes) {
+                if (n % 2 == 0) low = takes;
+                else keep(held[n / 2], low, takes);
+            });
+        } else if (call.masks == ONE && !*mask) {
+            each_held_unit([&](int k) { held[k] = absent; });
+        }
+        if (call.window) {
+            const int begin = static_cast<int>(place.first);
+            const auto size = static_cast<uint32_t>(place.end - place.first);
+            const auto takes = [&](int j) { return static_cast<uint32_t>(j - begin) < size; };
+            each_word([&](int k, int j) { keep(held[k], takes(j), takes(j + 1)); });
+            keep(held[WORDS], takes(0), takes(len - 1));
+        }
+        auto max = held[WORDS];
+        each_word([&](int k, int) { max = greater(max, held[k]); });
+        return max_of_unit<T>(max);
+    }
+
+    // The elements of a unit that are to be kept, and -inf for the others.
+    static __device__ __forceinline__ void keep(Unit<T>& unit, bool low, bool high) {
+        const auto absent = no_elements<T>();
+        const uint32_t kept = (low ? 0xffffu : 0) | (high ? 0xffff0000u : 0);
+        bits_of(unit) = (bits_of(unit) & kept) | (bits_of(absent) & ~kept);
+    }
+
+    // Answers the sum of the exponentials.
+    template <bool KEEP>
+    __device__ __forceinline__ R exponentiate(const Exponential<T>& exponential) const {
+        R sums[4] = {};
+        each_held_unit([&](int k) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) sums[(k * 2 + i) % 4] += exponential(Element<T>::of_unit(held[k], i));
+        });
+        return pairwise_sum(sums);
+    }
+
+    template <typename F>
+    __device__ __forceinline__ void results(F f) {
+        each_held_unit([&](int k) {
+            forget(held[k]);  // what is to be computed again must not be kept from the first time
+            const R numbers[2] = {f(Element<T>::of_unit(held[k], 0)), f(Element<T>::of_unit(held[k], 1))};
+            held[k] = Element<T>::to_unit(numbers);
+        });
+    }
+    __device__ __forceinline__ void store(int shifted) const {
+        Places::store(shifted, [&](int k) { return held[k]; }, [&](int n) { return n % 2 ? held[n / 2].y : held[n / 2].x; });
+    }
+};
+
+// What is dropped of a line's results becomes 0. Eight neighbours share random bits.
+template <typename T, typename R>
+__device__ __forceinline__ void drop(const Fused<R>& call, int64_t line, T* results, int len, int rank, int threads) {
+#pragma unroll 1
+    for (int j = rank * 8; j < len; j += threads * 8) {
+        each_dropped<8>(call, line, j, [&](int i) {
+            if (j + i < len) results[j + i] = Element<T>::write(R(0));
+        });
+    }
+}
+
+// Writes what is held of lines that lay in a tile from element `from` on to where they are to be. `change` is given this line in
+// shared memory before it leaves that.
+template <typename T, typename Held, typename Change>
+__device__ __forceinline__ void store_tile(const Held& held, const Tile<T>& tile, int from, T* result, Change change) {
+    // Where the result lies otherwise in its 128 bytes, it goes elsewhere than where the scores were, as far as whole units do.
+    const int difference = Tile<T>::before(result) - from;
+    const bool in_units = difference % Held::PER_UNIT == 0;
+    const int shifted = in_units ? difference / Held::PER_UNIT : 0;
+    if (shifted != 0) __syncthreads();
+    held.store(shifted);
+    change(held.elements + shifted * Held::PER_UNIT);
+    if (in_units) tile.store(result);
+    else tile.store_elements(result, from);
+}
+
+// Shared memory: the tile and its margin.
+template <typename T, typename Held>
+__device__ __forceinline__ void fused_tile(const Fused<Real<T>>& call, const TileGroup<Real<T>>& group) {
+    using R = Real<T>;
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ ArrivalBarrier arrived[1];
+    prepare(arrived);
+    const int64_t number = call.sharers.size > 0 ? shared_line(call, blockIdx.x) : blockIdx.x * int64_t(group.lines());
+    const int len = static_cast<int>(call.len), here = call.lines - number < group.lines() ? int(call.lines - number) : group.lines();
+    const int64_t start = number * call.len;
+    const T* scores = static_cast<const T*>(call.scores) + start;
+    const Tile<T> tile{reinterpret_cast<T*>(memory), here * len};
+    tile.fetch(scores, start, (call.lines - number - here) * call.len, arrived[0]);
+    const bool there = group.own() < here;
+    const Place at = locate<true>(call, there ? number + group.own() : 0);
+    const int begin = Tile<T>::before(scores) + group.own() * len;
+    Held held(tile.elements + begin, begin, there ? len : 0, len, group.rank(), group.size());
+    held.prepare(call, at);
+    wait_for_tiles(arrived);
+    const R own_max = held.load(call, at);
+    if (call.log) {
+        const auto [line, factor, empty, warp_max] = normalize<false, T>(call, at, held, own_max, group);
+        const R max = part_reference(line.max);
+        // NaN where the line is, -inf where nothing takes part
+        const R log_sum = empty ? factor : logarithm(line.sum);
+        held.results([&](R x) { return (held.logit(x) - max) - log_sum; });
+    } else {
+        const auto line = normalize<Held::ONCE, T>(call, at, held, own_max, group);
+        const R factor = line.factor * call.kept_scale;
+        if constexpr (Held::ONCE) {
+            held.results([&](R e) { return e * factor; });
+        } else {
+            const auto exponential = held.exponential(line.warp_max);
+            held.results([&](R x) { return exponential(x) * factor; });
+        }
+    }
+    if constexpr (Held::ONCE) {
+        if (call.dtype != OWN<T>) return held.each([&](int n, int j) { store_rounded(call, at.line, at.scores, j, held.z[n]); });
+    }
+    store_tile(held, tile, Tile<T>::before(scores), static_cast<T*>(call.result) + start, [&](T* results) {
+        if (!call.threshold) return;
+        __syncthreads();
+        drop(call, at.line, results, held.len, group.rank(), group.size());
+    });
+}
+
+// The gradient of element j of a line's result, of the call's dtype, in a line that begins `scores` elements from the first on. Called,
+// as above.
+template <typename R>
+__device__ __noinline__ R read_gradient(const Fused<R>& call, int64_t line, int64_t scores, int j) {
+    if (call.threshold && RandomBits(call, line, j).of(j & 7) < call.threshold) return R(0);
+    R g;
+    by_dtype(call.dtype, [&](auto* type) {
+        using O = std::remove_pointer_t<decltype(type)>;
+        g = static_cast<R>(Element<O>::read(static_cast<const O*>(call.gradient)[scores + j]));
+    });
+    return g;
+}
+
+// The gradients that belong to logits.
+template <typename R, int COUNT, int PER_UNIT>
+struct TileGradients {
+    R of_element[COUNT];
+    __device__ __forceinline__ R of(int k, int i) const { return of_element[k * PER_UNIT + i]; }
+};
+
+// The gradients: moves what fused_backward_lines moves. Shared memory: two tiles with their margins, of scores and of the result's
+// gradient.
+template <typename T, typename Held>
+__device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, const TileGroup<Real<T>>& group) {
+    using R = Real<T>;
+    constexpr int PER_UNIT = Held::PER_UNIT;
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ ArrivalBarrier arrived[2];
+    prepare(arrived);
+    const int64_t number = blockIdx.x * int64_t(group.lines());
+    const int len = static_cast<int>(call.len), here = call.lines - number < group.lines() ? int(call.lines - number) : group.lines();
+    const int64_t start = number * call.len, behind = (call.lines - number - here) * call.len;
+    const T* scores = static_cast<const T*>(call.scores) + start;
+    const T* gradient = static_cast<const T*>(call.gradient) + start;
+    const bool own_dtype = call.dtype == OWN<T>;
+    const Tile<T> tile{reinterpret_cast<T*>(memory), here * len};
+    const int tile_bytes = (group.lines() * len * int(sizeof(T)) + TILE_MARGIN + 127) / 128 * 128;
+    const Tile<T> of_gradient{reinterpret_cast<T*>(memory + tile_bytes), own_dtype ? here * len : 0};
+    tile.fetch(scores, start, behind, arrived[0]);
+    of_gradient.fetch(own_dtype ? gradient : scores, own_dtype ? start : 0, own_dtype ? behind : 0, arrived[1]);
+    const bool there = group.own() < here;
+    const Place at = locate<true>(call, there ? number + group.own() : 0);
+    const int offset = group.own() * len, begin = Tile<T>::before(scores) + offset;
+    Held held(tile.elements + begin, begin, there ? len : 0, len, group.rank(), group.size());
+    held.prepare(call, at);
+    wait_for_tiles(arrived);
+    TileGradients<R, Held::COUNT, PER_UNIT> g;
+    if (own_dtype) {
+        T* gradients = of_gradient.elements + Tile<T>::before(gradient) + offset;
+        if (call.threshold) {
+            drop(call, at.line, gradients, held.len, group.rank(), group.size());
+            __syncthreads();
+        }
+        held.each_held([&](int n) { g.of_element[n] = R(0); });
+        held.each([&](int n, int j) { g.of_element[n] = Element<T>::read(gradients[j]); });
+    } else {
+        held.each_held([&](int n) { g.of_element[n] = R(0); });
+        held.each([&](int n, int j) { g.of_element[n] = read_gradient(call, at.line, at.scores, j); });
+    }
+    const R own_max = held.load(call, at);
+    // What takes no part does not count, even if it is not a number.
+    held.each_held([&](int n) { g.of_element[n] = held.z[n] == negative_infinity<R>() ? R(0) : g.of_element[n]; });
+    const auto line = weigh<T>(call, at, held, g, own_max, group);
+    if (there && call.sinks_gradient && group.rank() == 0) call.sinks_gradient[at.line] = -line.sink * line.dot;
+    const bool finite = !call.log && isfinite(line.dot);
+    if (finite) held.each_held([&](int n) { held.z[n] = logit_gradient<true>(call, line, held.z[n], g.of_element[n]); });
+    else held.each_held([&](int n) { held.z[n] = logit_gradient<false>(call, line, held.z[n], g.of_element[n]); });
+    if (call.logits_gradient) {
+        R* to = call.logits_gradient + at.scores;
+        held.each([&](int n, int j) { to[j] = held.z[n]; });
+    }
+    if (!call.result) return;
+    if (call.cap > R(0)) {
+        // What takes no part has none, whatever its score is.
+        held.each([&](int n, int j) {
+            if (held.z[n] != R(0)) held.z[n] *= capped_slope(call, Element<T>::read(held.elements[j]));
+        });
+    } else {
+        held.results([&](R z) { return z * call.scale; });
+    }
+    store_tile(held, tile, Tile<T>::before(scores), static_cast<T*>(call.result) + start, [](T*) {});
+}
+
+// Units of a thread, as src/cuda/plan.rs has them: of f32 24 (115977 x 577 with a scale 1.06 copies, sixteen 1.8), of half precision
+// sixteen as numbers. In 64 registers (f32 1.03 to 1.2 copies, in 76 1.15 to 1.5; f16 with a bias 1.53, in 80 1.61).
+template <typename T>
+using LogitsInTile = TileLogits<T, sizeof(T) == 8 ? 8 : sizeof(T) == 4 ? 24 : 16>;
+template <typename T>
+using ScoresInTile = TileScores<T, 32>;
+template <typename T>
+using LogitsOfGradients = TileLogits<T, 8>;
+
+#define FUSED_TILE(name, dtype, T, HELD)                                                              \
+    extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)                         \
+        name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) {                      \
+        __shared__ Normalizer<Real<T>> parts[MAX_WARPS];                                              \
+        fused_tile<T, HELD<T>>(call, TileGroup<Real<T>>{shift, parts, nullptr});                      \
+    }
+
+#define FUSED_BACKWARD_TILE(dtype, T)                                                                 \
+    extern "C" __global__ void __launch_bounds__(512)                                                 \
+        fused_backward_tile_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) {         \
+        __shared__ Weighted<Real<T>> parts[MAX_WARPS];                                                \
+        const TileGroup<Real<T>> group{shift, nullptr, parts};                                        \
+        fused_backward_tile<T, LogitsOfGradients<T>>(call, group);                                    \
+    }

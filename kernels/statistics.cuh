@@ -1,0 +1,98 @@
+// Log-sum-exp, and what cross-entropy needs to know of each line: every element is read once and a few numbers are written
+// for a line, so the ceiling is half the time of a copy. What is asked for is a switch that a block looks at once a line.
+#pragma once
+#include "register_softmax.cuh"
+
+// The numbers of a line that is a loss's, `lines` apart; src/statistics.rs has the same list. The log-probability of the target,
+// log-sum-exp, sum over classes of weight times log-probability, weight of the target, whether it is not ignored; the
+// maximum, ln of the sum of exp(x - maximum), and the sum of the weights. All 0 for an ignored target.
+constexpr int STATISTICS = 8;
+
+template <typename T>
+struct Request {
+    using R = Real<T>;
+    const T* x;
+    void* out;               // without targets log-sum-exps, of T; else statistics, of R
+    int64_t lines, len;
+    const int64_t* targets;  // of each line, or null
+    int64_t ignored;
+    const R* weights;        // of each class, or null: 1
+    bool smooth;             // whether the sum over classes is asked for
+
+    // Lines that are not to be read.
+    __device__ __forceinline__ bool skips(int64_t line) const { return targets && targets[line] == ignored; }
+
+    __device__ __forceinline__ void skip(int64_t line) const {
+        for (int k = 0; k < STATISTICS; k++) static_cast<R*>(out)[k * lines + line] = 0;
+    }
+
+    // What a class counts in the sum over classes.
+    __device__ __forceinline__ R weight(int64_t j) const { return weights ? weights[j] : R(1); }
+
+    // What is subtracted from the logits in the sum over classes, so that what they have in common does not drown them.
+    __device__ __forceinline__ R pivot(const T* first) const {
+        const R x = Element<T>::read(*first);
+        return isfinite(x) ? x : R(0);
+    }
+
+    // `nan`: whether there is one beside a maximum of +inf. `sums`: over classes, of weight * (x - pivot) and of weight.
+    // Elements of the line, which begins at `first`, are `stride` apart.
+    __device__ __forceinline__ void write(int64_t line, Normalizer<R> found, bool nan, const R (&sums)[2], const T* first, int64_t stride) const {
+        const R infinity = -negative_infinity<R>(), none = infinity - infinity;
+        const bool finite = abs(found.max) != infinity;
+        // The maximum itself adds exp(0) = 1: what lies below is rounding.
+        const R log_sum = logarithm(found.sum < R(1) ? R(1) : found.sum);
+        if (!targets) {
+            // Of nothing but -inf the sum is 0, or NaN where one was passed over.
+            const R special = found.max > R(0) ? (nan ? none : infinity) : found.max + found.sum;
+            static_cast<T*>(out)[line] = Element<T>::write(finite ? found.max + log_sum : special);
+            return;
+        }
+        const int64_t target = targets[line];
+        const bool valid = target >= 0 && target < len;
+        const R log = finite ? log_sum : none;
+        const R statistics[STATISTICS] = {
+            valid ? (Element<T>::read(first[target * stride]) - found.max) - log : none,
+            found.max + log,
+            smooth ? sums[0] + sums[1] * ((pivot(first) - found.max) - log) : R(0),
+            valid ? weight(target) : weights ? none : R(1),
+            R(1),
+            found.max,
+            log,
+            sums[1],
+        };
+#pragma unroll
+        for (int k = 0; k < STATISTICS; k++) static_cast<R*>(out)[k * lines + line] = statistics[k];
+    }
+};
+
+// What the sums over classes are of, weight * (x - pivot) and weight, as far as one thread has added them.
+template <typename R>
+struct ClassSums {
+    R pivot;
+    CompensatedSum<R> terms, weights;
+
+    // `count` elements that are neighbours of `x`, element j of the line. They have just been read: they come from a cache, and
+    // take no registers from those who do not ask for them.
+    template <typename T>
+    __device__ __forceinline__ void add(const Request<T>& request, const T* x, int64_t j, int count) {
+        R sum = 0, sum_of_weights = 0;
+#pragma unroll 1
+        for (int i = 0; i < count; i++) {
+            const R weight = request.weight(j + i);
+            sum += weight * (Element<T>::read(x[i]) - pivot);
+            sum_of_weights += weight;
+        }
+        terms.add(sum);
+        weights.add(sum_of_weights);
+    }
+};
+
+#define KERNEL(name, dtype, T, THREADS, BLOCKS, BODY)                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                          \
+        name##_##dtype(const T* x, void* out, int64_t lines, int64_t len, int64_t inner, int shift,                        \
+                       const int64_t* targets, int64_t ignored, const Real<T>* weights, int smooth) {                      \
+        wait_for_kernel_before();                                                                                          \
+        const Request<T> request{x, out, lines, len, targets, ignored, weights, smooth != 0};                              \
+        BODY;                                                                                                              \
+    }
