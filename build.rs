@@ -75,6 +75,7 @@ mod cuda {
         (90, "kernels/fused_tile", ALL_BUT_DOUBLE),
         (90, "kernels/fused_tile_scores", HALF),
         (90, "kernels/fused_backward_tile", ALL_BUT_DOUBLE),
+        (90, "kernels/fused_backward_tile_scores", HALF),
         (90, "kernels/fused_warp", HALF),
         (90, "kernels/fused_warp_window", HALF),
         (90, "kernels/fused_block", ALL_BUT_DOUBLE),

@@ -32,21 +32,27 @@ __device__ __forceinline__ U read_shared_below(int j, int end, uint32_t from) {
     return reinterpret_cast<const U&>(bits);
 }
 template <typename P>
-__device__ __forceinline__ P read_below(int j, int end, const P* from) {
-    const auto at = __cvta_generic_to_global(from);
+__device__ __forceinline__ P read_below(int j, int end, uint64_t from) {
     if constexpr (sizeof(P) == 1) {
         uint32_t bits;
-        READ_BELOW("ld.global", "u8", "=r", bits, "l", at, j, end);
+        READ_BELOW("ld.global", "u8", "=r", bits, "l", from, j, end);
         return static_cast<P>(bits);
     } else {
         using B = std::conditional_t<sizeof(P) == 8, uint64_t, std::conditional_t<sizeof(P) == 4, uint32_t, uint16_t>>;
         B bits;
-        if constexpr (sizeof(P) == 8) READ_BELOW("ld.global", "u64", "=l", bits, "l", at, j, end);
-        else if constexpr (sizeof(P) == 4) READ_BELOW("ld.global", "u32", "=r", bits, "l", at, j, end);
-        else READ_BELOW("ld.global", "u16", "=h", bits, "l", at, j, end);
+        if constexpr (sizeof(P) == 8) READ_BELOW("ld.global", "u64", "=l", bits, "l", from, j, end);
+        else if constexpr (sizeof(P) == 4) READ_BELOW("ld.global", "u32", "=r", bits, "l", from, j, end);
+        else READ_BELOW("ld.global", "u16", "=h", bits, "l", from, j, end);
         return reinterpret_cast<const P&>(bits);
     }
 }
+// j * distance bytes behind, in one instruction, for which the compiler would take four
+__device__ __forceinline__ uint64_t address_at(uint64_t from, uint32_t j, uint32_t distance) {
+    asm("mad.wide.u32 %0,%1,%2,%0;" : "+l"(from) : "r"(j), "r"(distance));
+    return from;
+}
+template <typename P>
+__device__ __forceinline__ uint64_t global_address(const P* at) { return __cvta_generic_to_global(at); }
 #undef READ_BELOW
 template <typename U>
 __device__ __forceinline__ void write_shared(uint32_t to, U unit) {
@@ -77,6 +83,8 @@ struct TileGroup {
     __device__ __forceinline__ Weighted<R> merge(Weighted<R> part, bool unweighted) const {
         return is_block() ? WholeBlocks<R, BlockExchange<R>>{{}, weighted}.merge(part, unweighted) : part;
     }
+    // As WarpGroup's
+    __device__ __forceinline__ bool all(bool holds) const { return is_block() ? holds : __all_sync(~0u, holds); }
 };
 
 // Which elements of a line in a tile are one thread's: up to WORDS units of 4 bytes (f64: elements), as far from each other as there are
@@ -129,23 +137,21 @@ struct TilePlaces {
     template <typename P, typename F>
     __device__ __forceinline__ void each_read(const P* from, int64_t distance_between, F f) const {
         const auto distance = static_cast<uint32_t>(distance_between);
-        const auto at = [&](int j) {
-            return reinterpret_cast<const P*>(reinterpret_cast<const char*>(from) + uint64_t(static_cast<uint32_t>(j)) * distance);
-        };
+        const auto at = [&, begin = global_address(from)](int j) { return address_at(begin, j, distance); };
         each_few_words([&](int few, int place) {
             P found[FEW * PER_UNIT];
             int j = place;
 #pragma unroll
             for (int k = 0; k < FEW; k++, j += step) {
 #pragma unroll
-                for (int i = 0; i < PER_UNIT; i++) found[k * PER_UNIT + i] = read_below(j, units, at(j + i));
+                for (int i = 0; i < PER_UNIT; i++) found[k * PER_UNIT + i] = read_below<P>(j, units, at(j + i));
             }
 #pragma unroll
             for (int n = 0; n < FEW * PER_UNIT; n++) f(few * PER_UNIT + n, found[n]);
         });
         if constexpr (PER_UNIT > 1) {
-            f(COUNT - 2, read_below(0, has_first, at(0)));
-            f(COUNT - 1, read_below(0, has_last, at(len - 1)));
+            f(COUNT - 2, read_below<P>(0, has_first, at(0)));
+            f(COUNT - 1, read_below<P>(0, has_last, at(len - 1)));
         }
     }
     // Calls f with each place in z where there may be an element.
@@ -198,7 +204,7 @@ struct TilePlaces {
     __device__ __forceinline__ void touch_mask(const Fused<R>& call, const Place& place) const {
         if (call.masks != EACH || call.mask_step != 1) return;
         const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
-        for (int j = first / PER_UNIT * 64; j < len; j += step / PER_UNIT * 64) read_below(j, len, mask + j);
+        for (int j = first / PER_UNIT * 64; j < len; j += step / PER_UNIT * 64) read_below<uint8_t>(j, len, global_address(mask + j));
     }
 };
 
@@ -310,8 +316,9 @@ struct TileScores : TilePlaces<T, WORDS> {
     using R = Real<T>;
     using Places = TilePlaces<T, WORDS>;
     using Places::Places, Places::each_read, Places::each_unit, Places::each_word, Places::elements, Places::has_first, Places::has_last,
-        Places::len, Places::touch_mask;
+        Places::len, Places::longest, Places::step, Places::touch_mask;
     static constexpr bool ONCE = false;
+    static constexpr int PACKS = WORDS + 1, SIZE = 2;
 
     R scale;
     Unit<T> held[WORDS + 1];  // and the ends
@@ -359,6 +366,10 @@ struct TileScores : TilePlaces<T, WORDS> {
         each_word([&](int k, int) { max = greater(max, held[k]); });
         return max_of_unit<T>(max);
     }
+
+    __device__ __forceinline__ bool takes(int k) const { return k == WORDS || k * step < longest; }
+    __device__ __forceinline__ R score(int k, int i) const { return Element<T>::of_unit(held[k], i); }
+    __device__ __forceinline__ R exponentiate(const Exponential<T>& exponential, int k, int i) const { return exponential(score(k, i)); }
 
     // The elements of a unit that are to be kept, and -inf for the others.
     static __device__ __forceinline__ void keep(Unit<T>& unit, bool low, bool high) {
@@ -476,52 +487,54 @@ __device__ __noinline__ R read_gradient(const Fused<R>& call, int64_t line, int6
     return g;
 }
 
-// The gradients that belong to logits.
-template <typename R, int COUNT, int PER_UNIT>
+// The gradients that belong to logits, …
+template <typename T, int WORDS>
 struct TileGradients {
-    R of_element[COUNT];
+    using R = Real<T>;
+    static constexpr int PER_UNIT = Element<T>::PER_UNIT;
+    R of_element[TilePlaces<T, WORDS>::COUNT];
+
+    // Of the scores' dtype, in shared memory.
+    template <typename Held>
+    __device__ __forceinline__ void load(const Held& held, const T* line, int) {
+        held.each_held([&](int n) { of_element[n] = R(0); });
+        held.each([&](int n, int j) { of_element[n] = Element<T>::read(line[j]); });
+    }
     __device__ __forceinline__ R of(int k, int i) const { return of_element[k * PER_UNIT + i]; }
 };
+// … and to scores of half precision, as they lie in memory.
+template <typename T, int WORDS>
+struct TileGradientUnits {
+    Unit<T> units[WORDS + 1];
 
-// The gradients: moves what fused_backward_lines moves. Shared memory: two tiles with their margins, of scores and of the result's
-// gradient.
-template <typename T, typename Held>
-__device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, const TileGroup<Real<T>>& group) {
-    using R = Real<T>;
-    constexpr int PER_UNIT = Held::PER_UNIT;
-    extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ ArrivalBarrier arrived[2];
-    prepare(arrived);
-    const int64_t number = blockIdx.x * int64_t(group.lines());
-    const int len = static_cast<int>(call.len), here = call.lines - number < group.lines() ? int(call.lines - number) : group.lines();
-    const int64_t start = number * call.len, behind = (call.lines - number - here) * call.len;
-    const T* scores = static_cast<const T*>(call.scores) + start;
-    const T* gradient = static_cast<const T*>(call.gradient) + start;
-    const bool own_dtype = call.dtype == OWN<T>;
-    const Tile<T> tile{reinterpret_cast<T*>(memory), here * len};
-    const int tile_bytes = (group.lines() * len * int(sizeof(T)) + TILE_MARGIN + 127) / 128 * 128;
-    const Tile<T> of_gradient{reinterpret_cast<T*>(memory + tile_bytes), own_dtype ? here * len : 0};
-    tile.fetch(scores, start, behind, arrived[0]);
-    of_gradient.fetch(own_dtype ? gradient : scores, own_dtype ? start : 0, own_dtype ? behind : 0, arrived[1]);
-    const bool there = group.own() < here;
-    const Place at = locate<true>(call, there ? number + group.own() : 0);
-    const int offset = group.own() * len, begin = Tile<T>::before(scores) + offset;
-    Held held(tile.elements + begin, begin, there ? len : 0, len, group.rank(), group.size());
-    held.prepare(call, at);
-    wait_for_tiles(arrived);
-    TileGradients<R, Held::COUNT, PER_UNIT> g;
-    if (own_dtype) {
-        T* gradients = of_gradient.elements + Tile<T>::before(gradient) + offset;
-        if (call.threshold) {
-            drop(call, at.line, gradients, held.len, group.rank(), group.size());
-            __syncthreads();
+    // Lines begin so many elements apart in their units.
+    template <typename Held>
+    __device__ __forceinline__ void load(const Held& held, const T* line, int apart) {
+        if (apart % 2 == 0) {
+            const uint32_t at = shared_address(line);
+            held.each_word([&](int k, int j) {
+                const auto unit = read_shared_below<Unit<T>>(j, held.units, at + j * int(sizeof(T)));
+                units[k] = j < held.units ? unit : Unit<T>{};
+            });
+        } else {
+            held.each_word([&](int k, int j) {
+                units[k] = Unit<T>{};
+                if (j < held.units) units[k].x = line[j], units[k].y = line[j + 1];
+            });
         }
-        held.each_held([&](int n) { g.of_element[n] = R(0); });
-        held.each([&](int n, int j) { g.of_element[n] = Element<T>::read(gradients[j]); });
-    } else {
-        held.each_held([&](int n) { g.of_element[n] = R(0); });
-        held.each([&](int n, int j) { g.of_element[n] = read_gradient(call, at.line, at.scores, j); });
+        units[WORDS] = Unit<T>{};
+        if (held.has_first) units[WORDS].x = line[0];
+        if (held.has_last) units[WORDS].y = line[held.len - 1];
     }
+    __device__ __forceinline__ float of(int k, int i) const { return Element<T>::of_unit(units[k], i); }
+    __device__ __forceinline__ void clear(int k, int i) { bits_of(units[k]) &= i ? 0xffffu : 0xffff0000u; }
+};
+
+// The gradients of the scores and what is around them. `held` becomes the gradients of the scores.
+template <typename T, int WORDS>
+__device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileLogits<T, WORDS>& held,
+                                               TileGradients<T, WORDS>& g, const TileGroup<Real<T>>& group) {
+    using R = Real<T>;
     const R own_max = held.load(call, at);
     // What takes no part does not count, even if it is not a number.
     held.each_held([&](int n) { g.of_element[n] = held.z[n] == negative_infinity<R>() ? R(0) : g.of_element[n]; });
@@ -534,7 +547,6 @@ __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, 
         R* to = call.logits_gradient + at.scores;
         held.each([&](int n, int j) { to[j] = held.z[n]; });
     }
-    if (!call.result) return;
     if (call.cap > R(0)) {
         // What takes no part has none, whatever its score is.
         held.each([&](int n, int j) {
@@ -543,29 +555,108 @@ __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, 
     } else {
         held.results([&](R z) { return z * call.scale; });
     }
-    store_tile(held, tile, Tile<T>::before(scores), static_cast<T*>(call.result) + start, [](T*) {});
+}
+template <typename T, int WORDS>
+__device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileScores<T, WORDS>& held,
+                                               TileGradientUnits<T, WORDS>& g, const TileGroup<Real<T>>& group) {
+    using R = Real<T>;
+    const R own_max = held.load(call, at);
+    WeighedLine<R> line;
+    bool finite;
+    // The g of what takes no part does not count, which matters only where it is no number: then once more.
+#pragma unroll 1
+    for (int time = 0; time < 2; time++) {
+        line = weigh<T>(call, at, held, g, own_max, group);
+        finite = group.all(isfinite(line.dot));
+        if (finite || time > 0) break;
+        held.each_held_unit([&](int k) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                if (held.score(k, i) == negative_infinity<R>()) g.clear(k, i);
+            }
+        });
+        if (group.is_block()) __syncthreads();  // All have read the parts.
+    }
+    if (there && call.sinks_gradient && group.rank() == 0) call.sinks_gradient[at.line] = -line.sink * line.dot;
+    const auto exponential = held.exponential(line.warp_max);
+    line.factor *= call.scale;
+    held.each_held_unit([&](int k) {
+        forget(held.held[k]);  // as above
+        R results[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const R e = exponential(held.score(k, i));
+            results[i] = finite ? logit_gradient<true>(call, line, e, g.of(k, i)) : logit_gradient<false>(call, line, e, g.of(k, i));
+        }
+        held.held[k] = Element<T>::to_unit(results);
+    });
+}
+
+// The same in tiles: moves what fused_backward_lines moves. Shared memory: two tiles with their margins, of scores and of the
+// result's gradient.
+template <typename T, typename Held, typename Gradients>
+__device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, const TileGroup<Real<T>>& group) {
+    using R = Real<T>;
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ ArrivalBarrier arrived[2];
+    prepare(arrived);
+    const int64_t number = blockIdx.x * int64_t(group.lines());
+    const int len = static_cast<int>(call.len), here = call.lines - number < group.lines() ? int(call.lines - number) : group.lines();
+    const int64_t start = number * call.len, behind = (call.lines - number - here) * call.len;
+    const T* scores = static_cast<const T*>(call.scores) + start;
+    const T* gradient = static_cast<const T*>(call.gradient) + start;
+    const bool own_dtype = call.dtype == OWN<T>;
+    const int tile_bytes = (group.lines() * len * int(sizeof(T)) + TILE_MARGIN + 127) / 128 * 128;
+    const Tile<T> tile{reinterpret_cast<T*>(memory), here * len};
+    const Tile<T> of_gradient{reinterpret_cast<T*>(memory + tile_bytes), own_dtype ? here * len : 0};
+    tile.fetch(scores, start, behind, arrived[0]);
+    of_gradient.fetch(own_dtype ? gradient : scores, own_dtype ? start : 0, own_dtype ? behind : 0, arrived[1]);
+    const bool there = group.own() < here;
+    const Place at = locate<true>(call, there ? number + group.own() : 0);
+    const int offset = group.own() * len, begin = Tile<T>::before(scores) + offset;
+    Held held(tile.elements + begin, begin, there ? len : 0, len, group.rank(), group.size());
+    held.prepare(call, at);
+    wait_for_tiles(arrived);
+    Gradients g;
+    if (Held::ONCE && !own_dtype) {
+        if constexpr (Held::ONCE) {
+            held.each_held([&](int n) { g.of_element[n] = R(0); });
+            held.each([&](int n, int j) { g.of_element[n] = read_gradient(call, at.line, at.scores, j); });
+        }
+    } else {
+        T* gradients = of_gradient.elements + Tile<T>::before(gradient) + offset;
+        if (call.threshold) {
+            drop(call, at.line, gradients, held.len, group.rank(), group.size());
+            __syncthreads();
+        }
+        g.load(held, gradients, Tile<T>::before(gradient) - Tile<T>::before(scores));
+    }
+    tile_gradients(call, at, there, held, g, group);
+    if (call.result) store_tile(held, tile, Tile<T>::before(scores), static_cast<T*>(call.result) + start, [](T*) {});
 }
 
 // Units of a thread, as src/cuda/plan.rs has them: of f32 24 (115977 x 577 with a scale 1.06 copies, sixteen 1.8), of half precision
 // sixteen as numbers. In 64 registers (f32 1.03 to 1.2 copies, in 76 1.15 to 1.5; f16 with a bias 1.53, in 80 1.61).
 template <typename T>
-using LogitsInTile = TileLogits<T, sizeof(T) == 8 ? 8 : sizeof(T) == 4 ? 24 : 16>;
+constexpr int LOGITS_IN_TILE = sizeof(T) == 8 ? 8 : sizeof(T) == 4 ? 24 : 16;
 template <typename T>
-using ScoresInTile = TileScores<T, 32>;
+constexpr int SCORES_IN_TILE = 32;
+// Of gradients
 template <typename T>
-using LogitsOfGradients = TileLogits<T, 8>;
+constexpr int LOGITS_IN_TILES = sizeof(T) == 4 ? 12 : 8;
+template <typename T>
+constexpr int SCORES_IN_TILES = 16;
 
-#define FUSED_TILE(name, dtype, T, HELD)                                                              \
-    extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)                         \
-        name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) {                      \
-        __shared__ Normalizer<Real<T>> parts[MAX_WARPS];                                              \
-        fused_tile<T, HELD<T>>(call, TileGroup<Real<T>>{shift, parts, nullptr});                      \
+#define FUSED_TILE(name, dtype, T, Held, WORDS)                                                  \
+    extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)                    \
+        name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) {                 \
+        __shared__ Normalizer<Real<T>> parts[MAX_WARPS];                                         \
+        fused_tile<T, Held<T, WORDS<T>>>(call, TileGroup<Real<T>>{shift, parts, nullptr});       \
     }
-
-#define FUSED_BACKWARD_TILE(dtype, T)                                                                 \
-    extern "C" __global__ void __launch_bounds__(512)                                                 \
-        fused_backward_tile_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) {         \
-        __shared__ Weighted<Real<T>> parts[MAX_WARPS];                                                \
-        const TileGroup<Real<T>> group{shift, nullptr, parts};                                        \
-        fused_backward_tile<T, LogitsOfGradients<T>>(call, group);                                    \
+#define FUSED_BACKWARD_TILE(name, dtype, T, Held, Gradients, WORDS)                              \
+    extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)                    \
+        name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) {                 \
+        __shared__ Weighted<Real<T>> parts[MAX_WARPS];                                           \
+        const TileGroup<Real<T>> group{shift, nullptr, parts};                                   \
+        fused_backward_tile<T, Held<T, WORDS<T>>, Gradients<T, WORDS<T>>>(call, group);          \
     }

@@ -315,6 +315,7 @@ mod tests {
                     Kernel::FusedBlock { backward: false, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: false, lines: FusedLines::ScoresWindow },
                     Kernel::FusedTile { backward: false, scores: true },
+                    Kernel::FusedTile { backward: true, scores: true },
                     Kernel::FusedWarp { backward: true, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                     Kernel::Column { columns: 2, rows: 16, whole },

@@ -563,10 +563,12 @@ fn fused_registers(lines: Lines, kind: FusedKind, size: usize, device: DeviceFac
 /// Units of 4 bytes (f64: elements) of a thread at most, as `kernels/fused_tile.cuh` has them.
 fn fused_tile_units(backward: bool, scores: bool, size: usize) -> usize {
     match (backward, scores, size) {
-        (true, ..) | (_, false, 8) => 8,
-        (_, true, _) => 32,
-        (_, false, 2) => 16,
-        (_, false, _) => 24,
+        (false, true, _) => 32,
+        (false, false, 2) => 16,
+        (false, false, 4) => 24,
+        (true, true, _) => 16,
+        (true, false, 4) => 12,
+        _ => 8,
     }
 }
 
@@ -593,13 +595,12 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
             threads.next_multiple_of(WARP)
         }
     };
-    let mut scores = kind.scores && !backward && size == 2 && device.compute_capability >= 90;
-    if scores && kind.masked {
-        // A mask comes by single bytes, for which more threads are better if these have enough to do: 261112 x 257 1.7, as scores
-        // 2.2; 66066 x 1001 1.8 and 1.9; but 201465 x 333 2.2 and 1.8, 528320 x 127 2.4 and 1.7.
+    let mut scores = kind.scores && size == 2 && device.compute_capability >= 90;
+    if scores && kind.masked && !backward {
+        // Where four threads would take a line, of which each reads two bytes of the mask at a time, eight that hold logits are faster
+        // if these have enough to do: 261112 x 257 1.68, as scores 2.17; but 201465 x 333 2.16 and 1.76, 66066 x 1001 1.80 and 1.74.
         let most = fused_tile_units(backward, false, size);
-        let threads = threads_of(most);
-        scores = threads < 8 || threads > MAX_REGISTER_BLOCK || 5 * units < 4 * most * threads;
+        scores = threads_of(most) != 8 || 5 * units < 4 * most * 8;
     }
     let mut most = fused_tile_units(backward, scores, size);
     let filled = |threads: usize| lines.count().saturating_mul(threads) >= TILE_FILLED_THREADS * device.multiprocessors;
@@ -1329,6 +1330,7 @@ mod tests {
         let gradients = FusedKind { backward: true, ..scores };
         let masked = FusedKind { scores: true, masked: true, ..any };
         let gradients_of_any = Kernel::FusedTile { backward: true, scores: false };
+        let scores_of_gradients = Kernel::FusedTile { backward: true, scores: true };
         let (backward, of) = (false, FusedLines::Packs);
         for (lines, kind, device, kernel) in [
             (lines(1 << 20, 512, 1), packs, HOPPER, Kernel::FusedWarp { backward, lines: of }),
@@ -1374,6 +1376,7 @@ mod tests {
             (lines(64, 16_387, 1), any, HOPPER, Kernel::FusedReduce { backward }),
             (lines(64, 77, 1), FusedKind { backward: true, ..any }, HOPPER, gradients_of_any),
             (lines(64, 8195, 1), FusedKind { backward: true, ..any }, HOPPER, Kernel::FusedReduce { backward: true }),
+            (lines(64, 8195, 1), FusedKind { backward: true, ..masked }, HOPPER, scores_of_gradients),
             (lines(1 << 20, 512, 1), FusedKind { narrow: false, ..packs }, HOPPER, Kernel::FusedReduce { backward }),
             (lines(64, 100, 64), any, HOPPER, Kernel::FusedColumns { backward }),
         ] {
