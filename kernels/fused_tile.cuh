@@ -4,21 +4,46 @@
 #include "fused.cuh"
 #include "tile.cuh"
 
-// Writes the result of element j of a line as the call's dtype. Called, since there would be one for each element that a thread holds.
-template <typename R>
-__device__ __noinline__ void store_rounded(const Fused<R>& call, int64_t line, int64_t scores, int j, R x) {
-    if (call.threshold && RandomBits(call, line, j).of(j & 7) < call.threshold) x = R(0);
-    by_dtype(call.dtype, [&](auto* type) {
-        using O = std::remove_pointer_t<decltype(type)>;
-        static_cast<O*>(call.result)[scores + j] = rounded_to<O>(x);
-    });
-}
+// As many numbers as a few units of a thread have.
+template <typename R, int COUNT>
+struct Few {
+    R of[COUNT];
+};
 
-// Called, for the same reason.
-__device__ __noinline__ float tangent(float x) { return hyperbolic_tangent(x); }
-__device__ __forceinline__ double tangent(double x) { return hyperbolic_tangent(x); }
-template <typename R>
-__device__ __noinline__ R capped_slope(const Fused<R>& call, R score) { return slope(call, score); }
+// Results and their gradients that have not the scores' dtype: f32 beside others, and half precision beside f32. Of more
+// src/cuda/fused.rs gives none to these kernels.
+template <typename T>
+struct OtherDtype {
+    using Stored = float;
+    static __device__ __forceinline__ Stored write(Dtype, Real<T> x) { return static_cast<float>(x); }
+    static __device__ __forceinline__ Real<T> read(Dtype, Stored x) { return x; }
+};
+template <>
+struct OtherDtype<float> {
+    using Stored = uint16_t;  // their bits
+    static __device__ __forceinline__ Stored write(Dtype dtype, float x) {
+        const auto half = Element<__half>::write(x);
+        const auto other = Element<__nv_bfloat16>::write(x);
+        return dtype == F16 ? reinterpret_cast<const Stored&>(half) : reinterpret_cast<const Stored&>(other);
+    }
+    static __device__ __forceinline__ float read(Dtype dtype, Stored x) {
+        return dtype == F16 ? Element<__half>::read(reinterpret_cast<const __half&>(x)) : __uint_as_float(uint32_t(x) << 16);
+    }
+};
+
+// What softcap's cap is multiplied with, and what gradients are. Called, since there would be one for each few elements of a thread.
+template <typename R, int COUNT>
+__device__ __noinline__ Few<R, COUNT> tangents(const Fused<R>& call, Few<R, COUNT> scores) {
+#pragma unroll 1
+    for (int i = 0; i < COUNT; i++) scores.of[i] = hyperbolic_tangent(scores.of[i] * call.scale * call.inverse_cap);
+    return scores;
+}
+template <typename R, int COUNT>
+__device__ __noinline__ Few<R, COUNT> slopes(const Fused<R>& call, Few<R, COUNT> scores) {
+#pragma unroll 1
+    for (int i = 0; i < COUNT; i++) scores.of[i] = slope(call, scores.of[i]);
+    return scores;
+}
 
 // What is in shared memory or, below, in global memory, if j < end, and anything otherwise: no branch, no register to be filled first.
 #define READ_BELOW(read, type, constraint, to, address_constraint, from, j, end)                               \
@@ -46,6 +71,7 @@ __device__ __forceinline__ P read_below(int j, int end, uint64_t from) {
         return reinterpret_cast<const P&>(bits);
     }
 }
+#undef READ_BELOW
 // j * distance bytes behind, in one instruction, for which the compiler would take four
 __device__ __forceinline__ uint64_t address_at(uint64_t from, uint32_t j, uint32_t distance) {
     asm("mad.wide.u32 %0,%1,%2,%0;" : "+l"(from) : "r"(j), "r"(distance));
@@ -53,7 +79,6 @@ __device__ __forceinline__ uint64_t address_at(uint64_t from, uint32_t j, uint32
 }
 template <typename P>
 __device__ __forceinline__ uint64_t global_address(const P* at) { return __cvta_generic_to_global(at); }
-#undef READ_BELOW
 template <typename U>
 __device__ __forceinline__ void write_shared(uint32_t to, U unit) {
     if constexpr (sizeof(U) == 8) asm volatile("st.shared.u64 [%0], %1;" ::"r"(to), "l"(reinterpret_cast<const uint64_t&>(unit)) : "memory");
@@ -183,6 +208,35 @@ struct TilePlaces {
         }
     }
 
+    // Calls f(n, few) with the place n in z of the first of a few elements, and these from shared memory, or anything where the line
+    // has none; the ends are the last.
+    template <typename F>
+    __device__ __forceinline__ void each_few(F f) const {
+        using R = Real<T>;
+        each_few_words([&](int few, int place) {
+            Few<R, FEW * PER_UNIT> found;
+            int j = place;
+#pragma unroll
+            for (int k = 0; k < FEW; k++, j += step) {
+                const auto unit = read_shared_below<Unit<T>>(j, units, at + j * int(sizeof(T)));
+#pragma unroll
+                for (int i = 0; i < PER_UNIT; i++) found.of[k * PER_UNIT + i] = Element<T>::of_unit(unit, i);
+            }
+            f(few * PER_UNIT, found);
+        });
+        if constexpr (PER_UNIT > 1) {
+            Few<R, FEW * PER_UNIT> found = {};
+            if (has_first) found.of[0] = Element<T>::read(elements[0]);
+            if (has_last) found.of[1] = Element<T>::read(elements[len - 1]);
+            f(WORDS * PER_UNIT, found);
+        }
+    }
+    // Whether there is the element with this place in z.
+    __device__ __forceinline__ bool is_of_line(int n) const {
+        if (n >= WORDS * PER_UNIT) return n % 2 ? has_last : has_first;
+        return first + n / PER_UNIT * step < units;
+    }
+
     // Calls f with each unit in shared memory, or anything where the line has none.
     template <typename F>
     __device__ __forceinline__ void each_unit(F f) const {
@@ -213,11 +267,13 @@ template <typename T, int WORDS>
 struct TileLogits : TilePlaces<T, WORDS> {
     using R = Real<T>;
     using Places = TilePlaces<T, WORDS>;
-    using Places::COUNT, Places::ENDS, Places::PER_UNIT, Places::Places, Places::each, Places::each_held, Places::each_read, Places::each_unit,
-        Places::elements, Places::has_first, Places::has_last, Places::len, Places::longest, Places::step, Places::touch_mask;
+    using Places::COUNT, Places::ENDS, Places::PER_UNIT, Places::Places, Places::each, Places::each_few, Places::each_few_words, Places::each_held,
+        Places::each_read, Places::each_unit, Places::each_word, Places::elements, Places::has_first, Places::has_last, Places::is_of_line,
+        Places::len, Places::longest, Places::step, Places::touch_mask, Places::units;
     static constexpr bool ONCE = true;
     static constexpr int PACKS = COUNT / PER_UNIT, SIZE = PER_UNIT;  // a unit is a pack, and so are the ends
 
+    bool log;
     R z[COUNT];
 
     static __device__ __forceinline__ Exponential<T> exponential(R max) { return Exponential<T>(max); }
@@ -225,6 +281,7 @@ struct TileLogits : TilePlaces<T, WORDS> {
 
     // While the scores come: what is added to them.
     __device__ __forceinline__ void prepare(const Fused<R>& call, const Place& place) {
+        log = call.log;
         const auto* bias = static_cast<const T*>(call.bias) + place.bias;
         if (call.adds == EACH) {
             each_read(bias, call.bias_step * sizeof(T), [&](int n, T read) { z[n] = Element<T>::read(read); });
@@ -238,47 +295,60 @@ struct TileLogits : TilePlaces<T, WORDS> {
     // Answers the greatest.
     __device__ __forceinline__ R load(const Fused<R>& call, const Place& place) {
         const R absent = negative_infinity<R>();
-        const auto load = [&](R factor, auto capped) {
-            if constexpr (sizeof(R) == 4) asm("" : "+f"(factor));  // not read anew for each
+        if (call.cap > R(0)) {
+            each_few([&](int few, const Few<R, FEW * PER_UNIT>& found) {
+                const auto tangent = tangents(call, found);
+#pragma unroll
+                for (int i = 0; i < FEW * PER_UNIT && few + i < COUNT; i++) {
+                    const R logit = fma(tangent.of[i], call.cap, z[few + i]);
+                    z[few + i] = is_of_line(few + i) ? logit : absent;
+                }
+            });
+        } else {
+            R scale = call.scale;
+            if constexpr (sizeof(R) == 4) asm("" : "+f"(scale));  // not read anew for each
             each_unit([&](int k, bool is, Unit<T> unit) {
 #pragma unroll
                 for (int i = 0; i < PER_UNIT; i++) {
                     R& own = z[k * PER_UNIT + i];
-                    const R logit = fma(capped(Element<T>::of_unit(unit, i)), factor, own);
+                    const R logit = fma(Element<T>::of_unit(unit, i), scale, own);
                     own = is ? logit : absent;
                 }
             });
             if constexpr (PER_UNIT > 1) {
                 auto& ends = reinterpret_cast<R(&)[2]>(z[COUNT - 2]);
-                ends[0] = has_first ? fma(capped(Element<T>::read(elements[0])), factor, ends[0]) : absent;
-                ends[1] = has_last ? fma(capped(Element<T>::read(elements[len - 1])), factor, ends[1]) : absent;
+                ends[0] = has_first ? fma(Element<T>::read(elements[0]), scale, ends[0]) : absent;
+                ends[1] = has_last ? fma(Element<T>::read(elements[len - 1]), scale, ends[1]) : absent;
             }
-        };
-        if (call.cap > R(0)) load(call.cap, [&](R score) { return tangent(score * call.scale * call.inverse_cap); });
-        else load(call.scale, [](R score) { return score; });
-        const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
-        if (call.masks == EACH) {
-            each_read(mask, call.mask_step, [&](int n, uint8_t keep) { z[n] = keep ? z[n] : absent; });
-        } else if (call.masks == ONE && !*mask) {
-            each_held([&](int n) { z[n] = absent; });
         }
-        if (call.window) {
+        const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
+        if (call.masks == EACH) each_read(mask, call.mask_step, [&](int n, uint8_t keep) { z[n] = keep ? z[n] : absent; });
+        const bool nothing = call.masks == ONE && !*mask;
+        if (call.window || nothing) {
             const int begin = static_cast<int>(place.first);
-            const auto size = static_cast<uint32_t>(place.end - place.first);
-            each([&](int n, int j) { z[n] = static_cast<uint32_t>(j - begin) < size ? z[n] : absent; });
+            const auto size = nothing ? 0u : static_cast<uint32_t>(place.end - place.first);
+            const auto takes = [&](int j) { return static_cast<uint32_t>(j - begin) < size; };
+            each_word([&](int k, int j) {
+#pragma unroll
+                for (int i = 0; i < PER_UNIT; i++) z[k * PER_UNIT + i] = takes(j + i) ? z[k * PER_UNIT + i] : absent;
+            });
+            if constexpr (PER_UNIT > 1) {
+                z[COUNT - 2] = takes(0) ? z[COUNT - 2] : absent;
+                z[COUNT - 1] = takes(len - 1) ? z[COUNT - 1] : absent;
+            }
         }
         R max = absent;
         each_held([&](int n) { max = greater(max, z[n]); });
         return max;
     }
 
-    // Answers the sum of the exponentials, which are kept in place of the logits where it is said so.
-    template <bool KEEP>
+    // Answers the sum of the exponentials, which are kept in place of the logits unless logarithms are asked for.
+    template <bool>
     __device__ __forceinline__ R exponentiate(const Exponential<T>& exponential) {
         R sums[4] = {};
         each_held([&](int n) {
             const R e = exponential(z[n]);
-            if (KEEP) z[n] = e;
+            z[n] = log ? z[n] : e;
             sums[n % 4] += e;
         });
         return pairwise_sum(sums);
@@ -352,12 +422,11 @@ struct TileScores : TilePlaces<T, WORDS> {
                 if (n % 2 == 0) low = takes;
                 else keep(held[n / 2], low, takes);
             });
-        } else if (call.masks == ONE && !*mask) {
-            each_held_unit([&](int k) { held[k] = absent; });
         }
-        if (call.window) {
+        const bool nothing = call.masks == ONE && !*mask;
+        if (call.window || nothing) {
             const int begin = static_cast<int>(place.first);
-            const auto size = static_cast<uint32_t>(place.end - place.first);
+            const auto size = nothing ? 0u : static_cast<uint32_t>(place.end - place.first);
             const auto takes = [&](int j) { return static_cast<uint32_t>(j - begin) < size; };
             each_word([&](int k, int j) { keep(held[k], takes(j), takes(j + 1)); });
             keep(held[WORDS], takes(0), takes(len - 1));
@@ -403,12 +472,13 @@ struct TileScores : TilePlaces<T, WORDS> {
 };
 
 // What is dropped of a line's results becomes 0. Eight neighbours share random bits.
-template <typename T, typename R>
-__device__ __forceinline__ void drop(const Fused<R>& call, int64_t line, T* results, int len, int rank, int threads) {
+template <typename O, typename R>
+__device__ __forceinline__ void drop(const Fused<R>& call, int64_t line, O* results, int len, int rank, int threads) {
+    const O zero = {};
 #pragma unroll 1
     for (int j = rank * 8; j < len; j += threads * 8) {
         each_dropped<8>(call, line, j, [&](int i) {
-            if (j + i < len) results[j + i] = Element<T>::write(R(0));
+            if (j + i < len) results[j + i] = zero;
         });
     }
 }
@@ -448,43 +518,36 @@ __device__ __forceinline__ void fused_tile(const Fused<Real<T>>& call, const Til
     held.prepare(call, at);
     wait_for_tiles(arrived);
     const R own_max = held.load(call, at);
+    const auto normalized = normalize<Held::ONCE, T>(call, at, held, own_max, group);
     if (call.log) {
-        const auto [line, factor, empty, warp_max] = normalize<false, T>(call, at, held, own_max, group);
-        const R max = part_reference(line.max);
+        const R max = part_reference(normalized.line.max);
         // NaN where the line is, -inf where nothing takes part
-        const R log_sum = empty ? factor : logarithm(line.sum);
+        const R log_sum = normalized.empty ? normalized.factor : logarithm(normalized.line.sum);
         held.results([&](R x) { return (held.logit(x) - max) - log_sum; });
     } else {
-        const auto line = normalize<Held::ONCE, T>(call, at, held, own_max, group);
-        const R factor = line.factor * call.kept_scale;
+        const R factor = normalized.factor * call.kept_scale;
         if constexpr (Held::ONCE) {
             held.results([&](R e) { return e * factor; });
         } else {
-            const auto exponential = held.exponential(line.warp_max);
+            const auto exponential = held.exponential(normalized.warp_max);
             held.results([&](R x) { return exponential(x) * factor; });
         }
     }
     if constexpr (Held::ONCE) {
-        if (call.dtype != OWN<T>) return held.each([&](int n, int j) { store_rounded(call, at.line, at.scores, j, held.z[n]); });
+        if (call.dtype != OWN<T>) {
+            using Other = OtherDtype<T>;
+            auto* to = static_cast<typename Other::Stored*>(call.result) + at.scores;
+            held.each([&](int n, int j) { to[j] = Other::write(call.dtype, held.z[n]); });
+            if (!call.threshold) return;
+            __syncthreads();
+            return drop(call, at.line, to, held.len, group.rank(), group.size());
+        }
     }
     store_tile(held, tile, Tile<T>::before(scores), static_cast<T*>(call.result) + start, [&](T* results) {
         if (!call.threshold) return;
         __syncthreads();
         drop(call, at.line, results, held.len, group.rank(), group.size());
     });
-}
-
-// The gradient of element j of a line's result, of the call's dtype, in a line that begins `scores` elements from the first on. Called,
-// as above.
-template <typename R>
-__device__ __noinline__ R read_gradient(const Fused<R>& call, int64_t line, int64_t scores, int j) {
-    if (call.threshold && RandomBits(call, line, j).of(j & 7) < call.threshold) return R(0);
-    R g;
-    by_dtype(call.dtype, [&](auto* type) {
-        using O = std::remove_pointer_t<decltype(type)>;
-        g = static_cast<R>(Element<O>::read(static_cast<const O*>(call.gradient)[scores + j]));
-    });
-    return g;
 }
 
 // The gradients that belong to logits, …
@@ -499,6 +562,14 @@ struct TileGradients {
     __device__ __forceinline__ void load(const Held& held, const T* line, int) {
         held.each_held([&](int n) { of_element[n] = R(0); });
         held.each([&](int n, int j) { of_element[n] = Element<T>::read(line[j]); });
+    }
+    // Of another dtype, in global memory
+    template <typename Held>
+    __device__ __forceinline__ void load_other(const Held& held, Dtype dtype, const void* gradient, int64_t offset) {
+        using Other = OtherDtype<T>;
+        const auto* line = static_cast<const typename Other::Stored*>(gradient) + offset;
+        held.each_held([&](int n) { of_element[n] = R(0); });
+        held.each([&](int n, int j) { of_element[n] = Other::read(dtype, line[j]); });
     }
     __device__ __forceinline__ R of(int k, int i) const { return of_element[k * PER_UNIT + i]; }
 };
@@ -549,8 +620,13 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
     }
     if (call.cap > R(0)) {
         // What takes no part has none, whatever its score is.
-        held.each([&](int n, int j) {
-            if (held.z[n] != R(0)) held.z[n] *= capped_slope(call, Element<T>::read(held.elements[j]));
+        held.each_few([&](int few, const auto& scores) {
+            const auto of = slopes(call, scores);
+#pragma unroll
+            for (int i = 0; i < int(sizeof(of.of) / sizeof(R)) && few + i < held.COUNT; i++) {
+                R& own = held.z[few + i];
+                own = own != R(0) ? own * of.of[i] : own;
+            }
         });
     } else {
         held.results([&](R z) { return z * call.scale; });
@@ -619,10 +695,7 @@ __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, 
     wait_for_tiles(arrived);
     Gradients g;
     if (Held::ONCE && !own_dtype) {
-        if constexpr (Held::ONCE) {
-            held.each_held([&](int n) { g.of_element[n] = R(0); });
-            held.each([&](int n, int j) { g.of_element[n] = read_gradient(call, at.line, at.scores, j); });
-        }
+        if constexpr (Held::ONCE) g.load_other(held, call.dtype, call.gradient, at.scores);
     } else {
         T* gradients = of_gradient.elements + Tile<T>::before(gradient) + offset;
         if (call.threshold) {

@@ -237,6 +237,7 @@ fn run(
         queries: options.window.map_or(0, |window| window.queries),
         scores: scaled && scores,
         masked: mask != 0 && geometry.mask_step > 0,
+        tiles: out == dtype || known_to_tiles(dtype, out) && !(backward && options.dropout.is_some()),
         narrow: is_narrow(options, geometry),
     };
     let plan = plan::fused(geometry.lines, kind, dtype.size_in_bytes(), functions::facts(device)?);
@@ -339,6 +340,12 @@ fn sharers(geometry: &Geometry, tensors: Addresses) -> Option<&Axis> {
         return None;
     }
     geometry.axes.iter().filter(|axis| step(axis) == 0).max_by_key(|axis| axis.size)
+}
+
+/// Whether `OtherDtype` of `kernels/fused_tile.cuh` has results of this dtype.
+fn known_to_tiles(scores: DType, result: DType) -> bool {
+    use DType::{BF16, F16, F32, F64};
+    matches!((scores, result), (F16 | BF16 | F64, F32) | (F32, F16 | BF16))
 }
 
 /// The keys of Philox's rounds.

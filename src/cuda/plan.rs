@@ -214,6 +214,8 @@ pub(crate) struct FusedKind {
     pub scores: bool,
     /// Every key of a line has an element of a mask.
     pub masked: bool,
+    /// The kernels for tiles know the dtype of the result.
+    pub tiles: bool,
     /// 32 bits are enough for lines, steps and positions.
     pub narrow: bool,
 }
@@ -584,6 +586,9 @@ pub(super) const WHOLE_BLOCK: i32 = 6;
 /// 1.76; 340613 x 197 1.13 / 1.25, 2.31 / 1.77; 115977 x 577 1.22 / 1.06, 3.46 / 1.78; 32752 x 2047 1.06 / 1.07, 1.94 / 1.51.
 fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
     const MOST_BYTES: usize = 47 << 10;
+    if !kind.tiles {
+        return None;
+    }
     let backward = kind.backward;
     let units = if size == 2 { lines.len / 2 } else { lines.len };
     // Threads that share a line where each of them has up to so many units.
@@ -1324,7 +1329,15 @@ mod tests {
     #[test]
     fn fused_plans_cover_the_lines() {
         let device = |forced| DeviceFacts { forced, ..HOPPER };
-        let packs = FusedKind { backward: false, whole: true, queries: 0, scores: false, masked: false, narrow: true };
+        let packs = FusedKind {
+            backward: false,
+            whole: true,
+            queries: 0,
+            scores: false,
+            masked: false,
+            tiles: true,
+            narrow: true,
+        };
         let any = FusedKind { whole: false, ..packs };
         let scores = FusedKind { scores: true, ..packs };
         let gradients = FusedKind { backward: true, ..scores };
@@ -1363,6 +1376,7 @@ mod tests {
             (lines(64, 8200, 1), packs, TURING, Kernel::FusedReduce { backward }),
             (lines(64, 2000, 1), any, TURING, Kernel::FusedTile { backward, scores: false }),
             (lines(64, 77, 1), any, HOPPER, Kernel::FusedTile { backward, scores: false }),
+            (lines(64, 77, 1), FusedKind { tiles: false, ..any }, HOPPER, Kernel::FusedReduce { backward }),
             (lines(64, 77, 1), FusedKind { scores: true, ..any }, HOPPER, Kernel::FusedTile { backward, scores: true }),
             (
                 lines(64, 77, 1),
@@ -1411,6 +1425,7 @@ mod tests {
                     queries: if size == 8 || outer == 129 { 100 } else { 0 },
                     scores: outer != 128,
                     masked: outer == 129,
+                    tiles: outer != 31,
                     narrow: lines.count() < 1 << 32,
                 };
                 let plan = fused(lines, kind, size, device(forced));
