@@ -315,6 +315,7 @@ struct Raw {
         return Element<T>::of_unit(pack.units[i / Element<T>::PER_UNIT], i % Element<T>::PER_UNIT);
     }
 };
+
 // Where the packs of SIZE neighbours that one thread holds of a line lie: `step` elements apart, which is STEP where it is known
 // beforehand. WINDOW: whole rows of packs may lie outside the window, and are passed over.
 template <int PACKS_, int SIZE_, int STEP, bool WINDOW>

@@ -211,7 +211,7 @@ struct TilePlaces {
     // Calls f(n, few) with the place n in z of the first of a few elements, and these from shared memory, or anything where the line
     // has none; the ends are the last.
     template <typename F>
-    __device__ __forceinline__ void each_few(F f) const {
+    __device__ __forceinline__ void each_few_scores(F f) const {
         using R = Real<T>;
         each_few_words([&](int few, int place) {
             Few<R, FEW * PER_UNIT> found;
@@ -267,7 +267,7 @@ template <typename T, int WORDS>
 struct TileLogits : TilePlaces<T, WORDS> {
     using R = Real<T>;
     using Places = TilePlaces<T, WORDS>;
-    using Places::COUNT, Places::ENDS, Places::PER_UNIT, Places::Places, Places::each, Places::each_few, Places::each_few_words, Places::each_held,
+    using Places::COUNT, Places::ENDS, Places::PER_UNIT, Places::Places, Places::each, Places::each_few_scores, Places::each_held,
         Places::each_read, Places::each_unit, Places::each_word, Places::elements, Places::has_first, Places::has_last, Places::is_of_line,
         Places::len, Places::longest, Places::step, Places::touch_mask, Places::units;
     static constexpr bool ONCE = true;
@@ -296,7 +296,7 @@ struct TileLogits : TilePlaces<T, WORDS> {
     __device__ __forceinline__ R load(const Fused<R>& call, const Place& place) {
         const R absent = negative_infinity<R>();
         if (call.cap > R(0)) {
-            each_few([&](int few, const Few<R, FEW * PER_UNIT>& found) {
+            each_few_scores([&](int few, const Few<R, FEW * PER_UNIT>& found) {
                 const auto tangent = tangents(call, found);
 #pragma unroll
                 for (int i = 0; i < FEW * PER_UNIT && few + i < COUNT; i++) {
@@ -560,16 +560,19 @@ struct TileGradients {
     // Of the scores' dtype, in shared memory.
     template <typename Held>
     __device__ __forceinline__ void load(const Held& held, const T* line, int) {
-        held.each_held([&](int n) { of_element[n] = R(0); });
-        held.each([&](int n, int j) { of_element[n] = Element<T>::read(line[j]); });
+        load_each(held, [&](int j) { return Element<T>::read(line[j]); });
     }
     // Of another dtype, in global memory
     template <typename Held>
     __device__ __forceinline__ void load_other(const Held& held, Dtype dtype, const void* gradient, int64_t offset) {
         using Other = OtherDtype<T>;
         const auto* line = static_cast<const typename Other::Stored*>(gradient) + offset;
+        load_each(held, [&](int j) { return Other::read(dtype, line[j]); });
+    }
+    template <typename Held, typename F>
+    __device__ __forceinline__ void load_each(const Held& held, F read) {
         held.each_held([&](int n) { of_element[n] = R(0); });
-        held.each([&](int n, int j) { of_element[n] = Other::read(dtype, line[j]); });
+        held.each([&](int n, int j) { of_element[n] = read(j); });
     }
     __device__ __forceinline__ R of(int k, int i) const { return of_element[k * PER_UNIT + i]; }
 };
@@ -620,7 +623,7 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
     }
     if (call.cap > R(0)) {
         // What takes no part has none, whatever its score is.
-        held.each_few([&](int few, const auto& scores) {
+        held.each_few_scores([&](int few, const auto& scores) {
             const auto of = slopes(call, scores);
 #pragma unroll
             for (int i = 0; i < int(sizeof(of.of) / sizeof(R)) && few + i < held.COUNT; i++) {
@@ -682,9 +685,9 @@ __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, 
     const T* scores = static_cast<const T*>(call.scores) + start;
     const T* gradient = static_cast<const T*>(call.gradient) + start;
     const bool own_dtype = call.dtype == OWN<T>;
-    const int tile_bytes = (group.lines() * len * int(sizeof(T)) + TILE_MARGIN + 127) / 128 * 128;
+    const int room = tile_room<T>(group.lines() * len);
     const Tile<T> tile{reinterpret_cast<T*>(memory), here * len};
-    const Tile<T> of_gradient{reinterpret_cast<T*>(memory + tile_bytes), own_dtype ? here * len : 0};
+    const Tile<T> of_gradient{reinterpret_cast<T*>(memory + room), own_dtype ? here * len : 0};
     tile.fetch(scores, start, behind, arrived[0]);
     of_gradient.fetch(own_dtype ? gradient : scores, own_dtype ? start : 0, own_dtype ? behind : 0, arrived[1]);
     const bool there = group.own() < here;

@@ -9,6 +9,12 @@ constexpr int TILE_THREADS = 128;
 // What shared memory has beside a tile: up to 128 bytes before it, and 16 behind.
 constexpr int TILE_MARGIN = 144;
 
+// What a tile of so many elements takes of shared memory where another one follows, in bytes.
+template <typename T>
+__device__ __forceinline__ int tile_room(int count) {
+    return (count * int(sizeof(T)) + TILE_MARGIN + 127) / 128 * 128;
+}
+
 // All threads call this before any tile is fetched, with a barrier for each, …
 template <int TILES>
 __device__ __forceinline__ void prepare(ArrivalBarrier (&arrived)[TILES]) {

@@ -20,7 +20,7 @@ __device__ __forceinline__ void tile_backward_lines(const T* y, const T* g, T* d
     y += start;
     g += start;
     dx += start;
-    const int room = (most * len * int(sizeof(T)) + TILE_MARGIN + 127) / 128 * 128;
+    const int room = tile_room<T>(most * len);
     const Tile<T> of_y{reinterpret_cast<T*>(tiles), here * len}, of_g{reinterpret_cast<T*>(tiles + room), here * len};
     wait_for_kernel_before();
     const int64_t behind = (lines - first - here) * len;

@@ -579,6 +579,20 @@ fn fused_tile_units(backward: bool, scores: bool, size: usize) -> usize {
 const TILE_FEW_UNITS: usize = 4;
 const TILE_FILLED_THREADS: usize = 512;
 
+/// Whether so many threads to each line are as many as help.
+fn tile_fills(lines: Lines, threads: usize, device: DeviceFacts) -> bool {
+    lines.count().saturating_mul(threads) >= TILE_FILLED_THREADS * device.multiprocessors
+}
+
+/// The units of 4 bytes (f64: elements) of a line in a tile, but for elements of half precision that have none to themselves.
+fn tile_units(lines: Lines, size: usize) -> usize {
+    if size == 2 {
+        lines.len / 2
+    } else {
+        lines.len
+    }
+}
+
 /// [`Plan::parameter`] where a block takes one line, and no part of a warp does.
 pub(super) const WHOLE_BLOCK: i32 = 6;
 
@@ -590,7 +604,7 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
         return None;
     }
     let backward = kind.backward;
-    let units = if size == 2 { lines.len / 2 } else { lines.len };
+    let units = tile_units(lines, size);
     // Threads that share a line where each of them has up to so many units.
     let threads_of = |most: usize| {
         let threads = units.div_ceil(most).max(1);
@@ -608,8 +622,10 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
         scores = threads_of(most) != 8 || 5 * units < 4 * most * 8;
     }
     let mut most = fused_tile_units(backward, scores, size);
-    let filled = |threads: usize| lines.count().saturating_mul(threads) >= TILE_FILLED_THREADS * device.multiprocessors;
-    while most >= 2 * TILE_FEW_UNITS && !filled(threads_of(most)) && threads_of(most / 2) <= MAX_REGISTER_BLOCK {
+    while most >= 2 * TILE_FEW_UNITS
+        && !tile_fills(lines, threads_of(most), device)
+        && threads_of(most / 2) <= MAX_REGISTER_BLOCK
+    {
         most /= 2;
     }
     let threads = threads_of(most);
@@ -723,10 +739,11 @@ pub(crate) fn statistics(lines: Lines, elements: Elements, device: DeviceFacts) 
         return plan(Kernel::StatisticsColumns, lines.count().div_ceil(WARP), warps * WARP);
     }
     if lines.len <= SHORT_STATISTICS {
-        let units = if elements.size == 2 { lines.len / 2 } else { lines.len };
+        let units = tile_units(lines, elements.size);
         let enough = (0..5).find(|shift| units <= STATISTICS_WORDS << shift).unwrap_or(5);
-        let filled = |shift: i32| lines.count() << shift >= TILE_FILLED_THREADS * device.multiprocessors;
-        let shift = (enough..5).find(|&shift| filled(shift) || units <= TILE_FEW_UNITS << shift).unwrap_or(5);
+        let shift = (enough..5)
+            .find(|&shift| tile_fills(lines, 1 << shift, device) || units <= TILE_FEW_UNITS << shift)
+            .unwrap_or(5);
         let per_block = WARP_BLOCK >> shift;
         return Plan {
             parameter: shift,
