@@ -97,8 +97,18 @@ mod cuda {
         (90, "kernels/loss_backward", HALF),
     ];
 
-    /// Sources are compressed together that are called the same but for these.
-    const VARIANTS: &[&str] = &["_any", "_block", "_scores", "_warp", "_wide", "_window"];
+    /// Sources are compressed together that are called the same with these in place of those.
+    const VARIANTS: &[(&str, &str)] = &[
+        ("_any", ""),
+        ("_backward_reduce", "_reduce"),
+        ("_backward_tile", "_tile"),
+        ("_block", ""),
+        ("_cluster", ""),
+        ("_scores", ""),
+        ("_warp", ""),
+        ("_wide", ""),
+        ("_window", ""),
+    ];
 
     pub fn compile_kernels() {
         println!("cargo:rerun-if-env-changed=PATH");
@@ -127,7 +137,7 @@ mod cuda {
             let chosen = of_each_output.chain(of_any_output).filter(|(kernel, _)| kernel.0 == capability);
             for ((_, source, dtypes), output) in chosen {
                 let stem = Path::new(source).file_name().and_then(|name| name.to_str()).expect("a file's name");
-                let group = VARIANTS.iter().fold(stem.to_string(), |s, of| s.replace(of, ""));
+                let group = VARIANTS.iter().fold(stem.to_string(), |s, (of, with)| s.replace(of, with));
                 for dtype in *dtypes {
                     let name = format!("{stem}_{dtype}{output}");
                     let path = folder.join(format!("{name}.cu"));

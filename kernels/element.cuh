@@ -9,10 +9,10 @@ __device__ __forceinline__ float exponential(float x) { return expf(x); }  // 1 
 // Those of double are hundreds of instructions long: a call keeps the kernels small.
 __device__ __noinline__ double exponential(double x) { return exp(x); }
 
-// 2^x within 2 ulp; subnormal results are kept.
-__device__ __forceinline__ float quick_power_of_two(float x) {
+// 2^x within 2 ulp; 0 in place of subnormal results.
+__device__ __forceinline__ float flushed_power_of_two(float x) {
     float y;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 // Within a relative 4e-7 + 1e-8 |x|: what the rounding of the exponent loses is put back by a factor. Subnormal results are
@@ -20,8 +20,7 @@ __device__ __forceinline__ float quick_power_of_two(float x) {
 __device__ __forceinline__ float quick_exponential(float x) {
     const float exponent = x * 1.44269504f, lost = fmaf(exponent, -0.693147182f, x);
     const bool tiny = exponent < -126.0f;
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(tiny ? exponent * 0.5f : exponent));
+    const float y = flushed_power_of_two(tiny ? exponent * 0.5f : exponent);
     return tiny ? y * y : fmaf(y, lost, y);
 }
 __device__ __forceinline__ double quick_exponential(double x) { return exponential(x); }
@@ -52,21 +51,15 @@ struct Element<double> : WideElement<double> {
 template <>
 struct Element<float> : WideElement<float> {
     static __device__ __forceinline__ float exponential(float x) { return quick_exponential(x); }
-    static __device__ __forceinline__ float power_of_two(float x) { return quick_power_of_two(x); }
 };
 
-// For half precision: 2^8 exp(x) within 1e-6 in two instructions. ex2.approx.ftz flushes subnormal results, and the factor
-// keeps out of there what is still a number in bf16.
+// For half precision: 2^8 exp(x) within 1e-6 in two instructions. The factor keeps what is still a number in bf16 from being
+// flushed to 0.
 struct HalfElement {
     using Real = float;
     static constexpr int PER_UNIT = 2;
     static constexpr float EXP_SCALE = 256, LOG2_EXP_SCALE = 8;
-    static __device__ __forceinline__ float power_of_two(float x) {
-        float y;
-        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-        return y;
-    }
-    static __device__ __forceinline__ float exponential(float x) { return power_of_two(fmaf(x, 1.44269504f, LOG2_EXP_SCALE)); }
+    static __device__ __forceinline__ float exponential(float x) { return flushed_power_of_two(fmaf(x, 1.44269504f, LOG2_EXP_SCALE)); }
 };
 
 template <>

@@ -100,7 +100,20 @@ __device__ __forceinline__ Place locate(const Fused<R>& call, int64_t line) {
     return at;
 }
 
-__device__ __forceinline__ float hyperbolic_tangent(float x) { return tanhf(x); }
+// Within 2 ulp; of floats the divisor is below 2^126.
+__device__ __forceinline__ float quotient(float x, float y) { return __fdividef(x, y); }
+__device__ __forceinline__ double quotient(double x, double y) { return x / y; }
+// exp(-2 |x|), within a relative 3e-7 + 1e-7 |x|
+__device__ __forceinline__ float squared_decline(float x) { return flushed_power_of_two(-2.88539008f * fabsf(x)); }
+__device__ __forceinline__ double squared_decline(double x) { return exponential(-2 * fabs(x)); }
+
+// Within a relative 5e-7: by the exponential or, where that would leave little, by the first terms of the series. Both are fewer
+// instructions than to ask which one it is to be.
+__device__ __forceinline__ float hyperbolic_tangent(float x) {
+    const float e = squared_decline(x), s = x * x;
+    const float small = fmaf(x * s, fmaf(s, fmaf(s, fmaf(s, 62.0f / 2835, -17.0f / 315), 2.0f / 15), -1.0f / 3), x);
+    return fabsf(x) < 0.3f ? small : copysignf(quotient(1.0f - e, 1.0f + e), x);
+}
 __device__ __noinline__ double hyperbolic_tangent(double x) { return tanh(x); }
 
 // Before the bias
@@ -115,8 +128,8 @@ template <typename R>
 __device__ __forceinline__ R slope(const Fused<R>& call, R score) {
     if (!(call.cap > R(0))) return call.scale;
     // 1 - tanh(x)^2, of which the difference would leave little
-    const R e = exponential(R(-2) * fabs(score * call.scale * call.inverse_cap));
-    return call.scale * (R(4) * e / ((R(1) + e) * (R(1) + e)));
+    const R e = squared_decline(score * call.scale * call.inverse_cap), root = quotient(R(1), R(1) + e);
+    return call.scale * (R(4) * e * (root * root));
 }
 
 template <typename T, typename R>
@@ -273,10 +286,12 @@ __device__ __forceinline__ double reciprocal(double x) { return 1.0 / x; }
 // exp(x - max) of the elements x of a part of a line with this maximum, times 1 / unscale. Of floats one multiplication and
 // addition gives the exponent for base 2: the maximum times log2(e) is rounded for all elements alike, which `unscale`, from
 // the maximum's own exponential, makes up for; log2(e) is rounded too, which is another base by 1.3e-8; and the exponent
-// is rounded as the small number that it is.
+// is rounded as the small number that it is. Of f32 the half of it is taken and the result squared, which keeps subnormal ones: two
+// instructions less than to look out for them.
 template <typename T>
 struct Exponential {
     using R = Real<T>;
+    static constexpr bool SQUARED = std::is_same<T, float>::value;
     R factor, reference, unscale;
 
     __device__ __forceinline__ explicit Exponential(R max) {
@@ -288,7 +303,8 @@ struct Exponential {
             // Of numbers whose product with log2(e) may overflow, neighbours differ by so much that any factor will do.
             factor = fabsf(max) > 1e38f && !none ? 0x1p-64f : 1.44269504f;
             reference = (none ? R(0) : product(max, factor)) - Element<T>::LOG2_EXP_SCALE;
-            unscale = none ? R(1) : Element<T>::power_of_two(fmaf(max, -factor, reference));
+            unscale = none ? R(1) : flushed_power_of_two(fmaf(max, -factor, reference));
+            halve();
         }
     }
     // Of scale * x, with a scale above 0. Where even the greatest is beyond the numbers, there is no result.
@@ -297,11 +313,19 @@ struct Exponential {
         const bool none = logit == negative_infinity<float>();
         factor = scale * (fabsf(logit) > 1e38f && !none ? 0x1p-64f : 1.44269504f);
         reference = (none ? 0.0f : isinf(logit) ? logit : product(max, factor)) - Element<T>::LOG2_EXP_SCALE;
-        unscale = none ? 1.0f : Element<T>::power_of_two(fmaf(max, -factor, reference));
+        unscale = none ? 1.0f : flushed_power_of_two(fmaf(max, -factor, reference));
+        halve();
+    }
+    __device__ __forceinline__ void halve() {
+        if (SQUARED) factor *= R(0.5), reference *= R(0.5);
     }
     __device__ __forceinline__ R operator()(R x) const {
-        if constexpr (sizeof(R) == 8) return exponential(x - reference);
-        else return Element<T>::power_of_two(fmaf(x, factor, -reference));
+        if constexpr (sizeof(R) == 8) {
+            return exponential(x - reference);
+        } else {
+            const float power = flushed_power_of_two(fmaf(x, factor, -reference));
+            return SQUARED ? power * power : power;
+        }
     }
 };
 
@@ -331,6 +355,14 @@ struct HeldPlaces {
     // access at once, or those of part of one.
     __device__ __forceinline__ bool takes(int k) const { return !WINDOW || (taking >> k & 1); }
     __device__ __forceinline__ bool is_inside(int k) const { return WINDOW ? inside >> k & 1 : place(k) + SIZE <= end; }
+    // Calls f with each pack whose row takes part.
+    template <typename F>
+    __device__ __forceinline__ void each_pack(F f) const {
+#pragma unroll
+        for (int k = 0; k < PACKS; k++) {
+            if (takes(k)) f(k);
+        }
+    }
 
     // The rows that begin less than `distance` elements behind the first one, where they are one after the other
     static __device__ __forceinline__ uint32_t rows_before(int distance) {
@@ -776,25 +808,21 @@ __device__ __forceinline__ WeighedLine<Real<T>> weigh(const Fused<Real<T>>& call
     const R max = group.reduce(own_max, [](R a, R b) { return greater(a, b); });
     const auto exponential = held.exponential(max);
     R sums[SUMS] = {}, dots[SUMS] = {};
+    held.each_pack([&](int k) {
 #pragma unroll
-    for (int k = 0; k < held.PACKS; k++) {
-        if (!held.takes(k)) continue;
-#pragma unroll
-        for (int i = 0; i < held.SIZE; i++) {
+        for (int i = 0; i < Held::SIZE; i++) {
             const R e = held.exponentiate(exponential, k, i);
             sums[i % SUMS] += e;
             dots[i % SUMS] = fma(g.of(k, i), e, dots[i % SUMS]);
         }
-    }
+    });
     if (call.log) {
 #pragma unroll
         for (auto& x : dots) x = R(0);
+        held.each_pack([&](int k) {
 #pragma unroll
-        for (int k = 0; k < held.PACKS; k++) {
-            if (!held.takes(k)) continue;
-#pragma unroll
-            for (int i = 0; i < held.SIZE; i++) dots[i % SUMS] += g.of(k, i);
-        }
+            for (int i = 0; i < Held::SIZE; i++) dots[i % SUMS] += g.of(k, i);
+        });
     }
     const R sum = group.reduce(pairwise_sum(sums), add), dot = group.reduce(pairwise_sum(dots), add);
     auto line = group.merge(Weighted<R>{held.logit(max), sum * exponential.unscale, call.log ? dot : dot * exponential.unscale}, call.log);

@@ -1,5 +1,5 @@
 // The gradients, of lines of any length and offset.
 #include "fused_tile.cuh"
 
-#define KERNELS(dtype, T) FUSED_BACKWARD_TILE(fused_backward_tile, dtype, T, TileLogits, TileGradients, LOGITS_IN_TILES)
+#define KERNELS(dtype, T) FUSED_BACKWARD_TILE(fused_backward_tile, dtype, T, LogitsInTiles)
 FOR_EACH_DTYPE(KERNELS)

@@ -1,5 +1,5 @@
 // Lines of any length and offset, whatever is asked around them.
 #include "fused_tile.cuh"
 
-#define KERNELS(dtype, T) FUSED_TILE(fused_tile, dtype, T, TileLogits, LOGITS_IN_TILE)
+#define KERNELS(dtype, T) FUSED_TILE(fused_tile, dtype, T, LogitsInTile)
 FOR_EACH_DTYPE(KERNELS)

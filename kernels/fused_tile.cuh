@@ -31,20 +31,36 @@ struct OtherDtype<float> {
     }
 };
 
+// How many of them are written out: of doubles, whose functions are long, one.
+template <typename R, int COUNT>
+constexpr int AT_ONCE = sizeof(R) == 8 ? 1 : COUNT;
+
 // What softcap's cap is multiplied with, and what gradients are. Called, since there would be one for each few elements of a thread.
 template <typename R, int COUNT>
 __device__ __noinline__ Few<R, COUNT> tangents(const Fused<R>& call, Few<R, COUNT> scores) {
-#pragma unroll 1
+#pragma unroll (AT_ONCE<R, COUNT>)
     for (int i = 0; i < COUNT; i++) scores.of[i] = hyperbolic_tangent(scores.of[i] * call.scale * call.inverse_cap);
     return scores;
 }
 template <typename R, int COUNT>
 __device__ __noinline__ Few<R, COUNT> slopes(const Fused<R>& call, Few<R, COUNT> scores) {
-#pragma unroll 1
+#pragma unroll (AT_ONCE<R, COUNT>)
     for (int i = 0; i < COUNT; i++) scores.of[i] = slope(call, scores.of[i]);
     return scores;
 }
 
+// An element in global memory whose address was reckoned here
+template <typename P>
+__device__ __forceinline__ P read_global(uint64_t from) {
+    return *reinterpret_cast<const P*>(__cvta_global_to_generic(from));
+}
+template <typename U>
+__device__ __forceinline__ U read_shared(uint32_t from) {
+    std::conditional_t<sizeof(U) == 8, uint64_t, uint32_t> bits;
+    if constexpr (sizeof(U) == 8) asm volatile("ld.shared.u64 %0, [%1];" : "=l"(bits) : "r"(from) : "memory");
+    else asm volatile("ld.shared.u32 %0, [%1];" : "=r"(bits) : "r"(from) : "memory");
+    return reinterpret_cast<const U&>(bits);
+}
 // What is in shared memory or, below, in global memory, if j < end, and anything otherwise: no branch, no register to be filled first.
 #define READ_BELOW(read, type, constraint, to, address_constraint, from, j, end)                               \
     asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p,%2,%3;\n@p " read "." type " %0,[%1];\n}" : constraint(to) \
@@ -99,6 +115,11 @@ struct TileGroup {
     // How many lines a block takes, and which of them is this thread's
     __device__ __forceinline__ int lines() const { return is_block() ? 1 : blockDim.x >> shift; }
     __device__ __forceinline__ int own() const { return is_block() ? 0 : threadIdx.x >> shift; }
+    // How often `few` for each thread are in less than so many.
+    __device__ __forceinline__ int fews_below(int count, int few) const {
+        const auto less = static_cast<uint32_t>(max(count, 1) - 1) / few;
+        return is_block() ? less / blockDim.x : less >> shift;
+    }
 
     template <typename F>
     __device__ __forceinline__ R reduce(R value, F f) const { return warp_group_reduce(value, 1 << shift, f); }
@@ -112,50 +133,71 @@ struct TileGroup {
     __device__ __forceinline__ bool all(bool holds) const { return is_block() ? holds : __all_sync(~0u, holds); }
 };
 
+template <bool VALUE>
+struct Constant {
+    __host__ __device__ constexpr operator bool() const { return VALUE; }
+};
+
 // Which elements of a line in a tile are one thread's: up to WORDS units of 4 bytes (f64: elements), as far from each other as there are
-// threads that share the line, so that these read neighbours of what is added or masked. Of half precision a line may begin and end
-// in the middle of a unit that it shares with its neighbours: these elements are its first and its last thread's.
-template <typename T, int WORDS>
+// threads that share the line, so that these read neighbours of what is added or masked. They come FEW at a time: first those
+// behind the others, of which alone it is to be asked whether the line has them, and then whole fews from the line's beginning on. Of
+// half precision a line may begin and end in the middle of a unit that it shares with its neighbours: these elements are its
+// first and its last thread's.
+template <typename T, int WORDS, int FEW>
 struct TilePlaces {
     static constexpr int PER_UNIT = Element<T>::PER_UNIT, ENDS = PER_UNIT > 1 ? 2 : 0, COUNT = WORDS * PER_UNIT + ENDS;
+    static_assert(WORDS % FEW == 0, "whole fews");
 
-    T* elements;                  // of the line
-    uint32_t at;                  // where it is in shared memory
-    int len, first, step, units;  // this thread's first element in a unit, how far its next unit is, and where the line's units end
-    int longest;                  // where those of any line of the block do
+    T* elements;               // of the line
+    uint32_t at;               // this thread's first unit in shared memory
+    int len, first, step;      // its first element in a unit, and how far its next unit is
+    int units;                 // where the line's units end
+    int filled;                // its units in whole fews
     bool has_first, has_last;
 
-    // The line begins `begin` elements from a multiple of 4 bytes on, and other lines of the block have `of_any` elements.
-    __device__ __forceinline__ TilePlaces(T* line, int begin, int len, int of_any, int rank, int threads) : elements(line), len(len) {
-        const int before = PER_UNIT > 1 ? begin & 1 : 0;
+    // The line begins `begin` elements from a multiple of 4 bytes on.
+    template <typename R>
+    __device__ __forceinline__ TilePlaces(T* line, int begin, int len, const TileGroup<R>& group) : elements(line), len(len) {
+        const int before = PER_UNIT > 1 ? begin & 1 : 0, rank = group.rank(), threads = group.size();
         first = before + rank * PER_UNIT;
         step = threads * PER_UNIT;
         units = len - (PER_UNIT - 1);
-        longest = of_any - (PER_UNIT - 1);
-        has_first = before > 0 && len > 0 && rank == 0;
+        filled = FEW * group.fews_below(len / PER_UNIT, FEW);
+        has_first = before > 0 && rank == 0;
         has_last = PER_UNIT > 1 && (len - before) % 2 == 1 && len > before && rank == threads - 1;
-        at = shared_address(line);
+        at = shared_address(line + first);
         // Computed once: it is cheap to compute again, but not for every access.
-        asm("" : "+r"(at), "+r"(first));
+        asm("" : "+r"(at), "+r"(first), "+r"(filled));
     }
 
-    // Calls f with each multiple k of FEW, and the place in the line of this unit, as long as the line has units there.
+    // Calls f(whole, k, j) with each place k in `held` of the first of a few units, and the place j of that one in the line; `whole`, a
+    // constant, says that the line has all of them.
     template <typename F>
-    __device__ __forceinline__ void each_few_words(F f) const {
+    __device__ __forceinline__ void each_few_units(F f) const {
+        f(Constant<false>{}, 0, first + filled * step);
         int j = first;
 #pragma unroll
-        for (int k = 0; k < WORDS; k += FEW, j += FEW * step) {
-            if (k * step >= longest) break;
-            f(k, j);
+        for (int k = FEW; k < WORDS; k += FEW, j += FEW * step) {
+            if (k > filled) break;
+            f(Constant<true>{}, k, j);
         }
     }
-    // Calls f with each k and the place of its unit.
+    // Calls f(k, j, is) with each unit's place in `held` and in the line, and whether it is there.
     template <typename F>
-    __device__ __forceinline__ void each_word(F f) const {
-        each_few_words([&](int from, int j) {
+    __device__ __forceinline__ void each_place(F f) const {
+        each_few_units([&](auto whole, int from, int j) {
 #pragma unroll
-            for (int k = from; k < from + FEW; k++, j += step) f(k, j);
+            for (int k = from; k < from + FEW; k++, j += step) f(k, j, whole || j < units);
         });
+    }
+    // Calls f with each place in `held` where there may be a unit or, the last one, the ends.
+    template <typename F>
+    __device__ __forceinline__ void each_pack(F f) const {
+        each_few_units([&](auto, int from, int) {
+#pragma unroll
+            for (int k = from; k < from + FEW; k++) f(k);
+        });
+        if (PER_UNIT > 1) f(WORDS);
     }
     // Calls f(n, read) with the place n in z of each element, and what was read for it at so many bytes times its place in the line:
     // several are asked for before one is waited for.
@@ -163,14 +205,22 @@ struct TilePlaces {
     __device__ __forceinline__ void each_read(const P* from, int64_t distance_between, F f) const {
         const auto distance = static_cast<uint32_t>(distance_between);
         const auto at = [&, begin = global_address(from)](int j) { return address_at(begin, j, distance); };
-        each_few_words([&](int few, int place) {
+        const uint64_t step_distance = uint64_t(step) * distance;
+        uint64_t next = at(first);  // of the whole fews
+        each_few_units([&](auto whole, int few, int j) {
             P found[FEW * PER_UNIT];
-            int j = place;
+            uint64_t unit_at = whole ? next : at(j);
 #pragma unroll
-            for (int k = 0; k < FEW; k++, j += step) {
+            for (int k = 0; k < FEW; k++, j += step, unit_at += step_distance) {
+                uint64_t element_at = unit_at;
 #pragma unroll
-                for (int i = 0; i < PER_UNIT; i++) found[k * PER_UNIT + i] = read_below<P>(j, units, at(j + i));
+                for (int i = 0; i < PER_UNIT; i++, element_at += distance) {
+                    P& own = found[k * PER_UNIT + i];
+                    if constexpr (whole) own = read_global<P>(element_at);
+                    else own = read_below<P>(j, units, element_at);
+                }
             }
+            if (whole) next = unit_at;
 #pragma unroll
             for (int n = 0; n < FEW * PER_UNIT; n++) f(few * PER_UNIT + n, found[n]);
         });
@@ -182,18 +232,16 @@ struct TilePlaces {
     // Calls f with each place in z where there may be an element.
     template <typename F>
     __device__ __forceinline__ void each_held(F f) const {
-        each_word([&](int k, int) {
+        each_pack([&](int k) {
 #pragma unroll
             for (int i = 0; i < PER_UNIT; i++) f(k * PER_UNIT + i);
         });
-#pragma unroll
-        for (int n = WORDS * PER_UNIT; n < COUNT; n++) f(n);
     }
     // Calls f with the place in z and the place in the line of each element.
     template <typename F>
     __device__ __forceinline__ void each(F f) const {
-        each_word([&](int k, int j) {
-            if (j >= units) return;
+        each_place([&](int k, int j, bool is) {
+            if (!is) return;
 #pragma unroll
             for (int i = 0; i < PER_UNIT; i++) f(k * PER_UNIT + i, j + i);
         });
@@ -208,47 +256,56 @@ struct TilePlaces {
         }
     }
 
+    // Where the few units are whose first one has the place j in the line, if the thread's first one is at `at`.
+    __device__ __forceinline__ uint32_t few_at(uint32_t at, int j) const { return at + (j - first) * int(sizeof(T)); }
+    // Calls f(k, is, unit) with each unit in shared memory, or anything where the line has none.
+    template <typename F>
+    __device__ __forceinline__ void each_unit(uint32_t at, F f) const {
+        each_few_units([&](auto whole, int from, int j) {
+            uint32_t unit_at = few_at(at, j);
+#pragma unroll
+            for (int k = from; k < from + FEW; k++, j += step, unit_at += step * int(sizeof(T))) {
+                if constexpr (whole) f(k, true, read_shared<Unit<T>>(unit_at));
+                else f(k, j < units, read_shared_below<Unit<T>>(j, units, unit_at));
+            }
+        });
+    }
+    template <typename F>
+    __device__ __forceinline__ void each_unit(F f) const { each_unit(at, f); }
+
     // Calls f(n, few) with the place n in z of the first of a few elements, and these from shared memory, or anything where the line
     // has none; the ends are the last.
     template <typename F>
     __device__ __forceinline__ void each_few_scores(F f) const {
-        using R = Real<T>;
-        each_few_words([&](int few, int place) {
-            Few<R, FEW * PER_UNIT> found;
-            int j = place;
+        Few<Real<T>, FEW * PER_UNIT> found;
+        each_unit([&](int k, bool, Unit<T> unit) {
 #pragma unroll
-            for (int k = 0; k < FEW; k++, j += step) {
-                const auto unit = read_shared_below<Unit<T>>(j, units, at + j * int(sizeof(T)));
-#pragma unroll
-                for (int i = 0; i < PER_UNIT; i++) found.of[k * PER_UNIT + i] = Element<T>::of_unit(unit, i);
-            }
-            f(few * PER_UNIT, found);
+            for (int i = 0; i < PER_UNIT; i++) found.of[k % FEW * PER_UNIT + i] = Element<T>::of_unit(unit, i);
+            if (k % FEW == FEW - 1) f((k - k % FEW) * PER_UNIT, found);
         });
         if constexpr (PER_UNIT > 1) {
-            Few<R, FEW * PER_UNIT> found = {};
+            found = {};
             if (has_first) found.of[0] = Element<T>::read(elements[0]);
             if (has_last) found.of[1] = Element<T>::read(elements[len - 1]);
             f(WORDS * PER_UNIT, found);
         }
     }
-    // Whether there is the element with this place in z.
+    // Whether there is the element with this place in z, of a few units that may be there.
     __device__ __forceinline__ bool is_of_line(int n) const {
         if (n >= WORDS * PER_UNIT) return n % 2 ? has_last : has_first;
-        return first + n / PER_UNIT * step < units;
-    }
-
-    // Calls f with each unit in shared memory, or anything where the line has none.
-    template <typename F>
-    __device__ __forceinline__ void each_unit(F f) const {
-        each_word([&](int k, int j) { f(k, j < units, read_shared_below<Unit<T>>(j, units, at + j * int(sizeof(T)))); });
+        return n >= FEW * PER_UNIT || first + (filled + n / PER_UNIT) * step < units;
     }
 
     // Writes unit(k) and element(n) to where the line is, so many units further.
     template <typename UnitOf, typename ElementOf>
     __device__ __forceinline__ void store(int shifted, UnitOf unit, ElementOf element) const {
-        each_word([&](int k, int j) {
-            const Unit<T> own = unit(k);
-            if (j < units) write_shared(at + j * int(sizeof(T)) + shifted * int(sizeof(Unit<T>)), own);
+        each_few_units([&](auto whole, int from, int j) {
+            uint32_t to = few_at(at, j) + shifted * int(sizeof(Unit<T>));
+#pragma unroll
+            for (int k = from; k < from + FEW; k++, j += step, to += step * int(sizeof(T))) {
+                const Unit<T> own = unit(k);
+                if (whole || j < units) write_shared(to, own);
+            }
         });
         each_end([&](int n, int j) { elements[j + shifted * PER_UNIT] = element(n); });
     }
@@ -262,83 +319,121 @@ struct TilePlaces {
     }
 };
 
-// The logits of these elements.
-template <typename T, int WORDS>
-struct TileLogits : TilePlaces<T, WORDS> {
+template <typename T, int WORDS> struct TileGradients;
+template <typename T, int WORDS> struct TileGradientUnits;
+
+// The logits of these elements. MASKS_FIRST: a mask comes into z before the scores do, unless what is added has to, for more text.
+template <typename T, int WORDS, int FEW, bool MASKS_FIRST = false>
+struct TileLogits : TilePlaces<T, WORDS, FEW> {
     using R = Real<T>;
-    using Places = TilePlaces<T, WORDS>;
-    using Places::COUNT, Places::ENDS, Places::PER_UNIT, Places::Places, Places::each, Places::each_few_scores, Places::each_held,
-        Places::each_read, Places::each_unit, Places::each_word, Places::elements, Places::has_first, Places::has_last, Places::is_of_line,
-        Places::len, Places::longest, Places::step, Places::touch_mask, Places::units;
+    using Places = TilePlaces<T, WORDS, FEW>;
+    using Places::COUNT, Places::PER_UNIT, Places::Places, Places::each, Places::each_few_scores, Places::each_held,
+        Places::each_pack, Places::each_place, Places::each_read, Places::each_unit, Places::elements, Places::has_first,
+        Places::has_last, Places::is_of_line, Places::len, Places::touch_mask;
+    using Gradients = std::conditional_t<PER_UNIT == 1, TileGradients<T, WORDS>, TileGradientUnits<T, WORDS>>;
     static constexpr bool ONCE = true;
-    static constexpr int PACKS = COUNT / PER_UNIT, SIZE = PER_UNIT;  // a unit is a pack, and so are the ends
+    static constexpr int SIZE = PER_UNIT;  // of a pack, which a unit is, and so are the ends
 
     bool log;
+    R added;  // to all
     R z[COUNT];
 
     static __device__ __forceinline__ Exponential<T> exponential(R max) { return Exponential<T>(max); }
     static __device__ __forceinline__ R logit(R z) { return z; }
+    static __device__ __forceinline__ R absent() { return negative_infinity<R>(); }
 
-    // While the scores come: what is added to them.
+    // While the scores come: what is added to them or, where that is the same for all, the mask.
     __device__ __forceinline__ void prepare(const Fused<R>& call, const Place& place) {
         log = call.log;
         const auto* bias = static_cast<const T*>(call.bias) + place.bias;
-        if (call.adds == EACH) {
-            each_read(bias, call.bias_step * sizeof(T), [&](int n, T read) { z[n] = Element<T>::read(read); });
-        } else {
-            const R added = call.adds == ONE ? Element<T>::read(*bias) : R(0);
-            each_held([&](int n) { z[n] = added; });
+        const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
+        added = call.adds == ONE ? Element<T>::read(*bias) : R(0);
+        if (call.adds == EACH) each_read(bias, call.bias_step * sizeof(T), [&](int n, T read) { z[n] = as_it_comes(read); });
+        if constexpr (MASKS_FIRST) {
+            if (comes_first(call)) return each_read(mask, call.mask_step, [&](int n, uint8_t keep) { z[n] = __uint_as_float(keep); });
         }
         touch_mask(call, place);
     }
+    static __device__ __forceinline__ bool comes_first(const Fused<R>& call) {
+        return MASKS_FIRST && call.masks == EACH && call.adds != EACH;
+    }
+    // What was read for an element, as bits that are not looked at while they are on their way.
+    static __device__ __forceinline__ R as_it_comes(T read) {
+        if constexpr (PER_UNIT == 1) return read;
+        else return __uint_as_float(reinterpret_cast<const uint16_t&>(read));
+    }
+    __device__ __forceinline__ R addend(int n) const {
+        if constexpr (PER_UNIT == 1) {
+            return z[n];
+        } else {
+            const auto bits = static_cast<uint16_t>(__float_as_uint(z[n]));
+            return Element<T>::read(reinterpret_cast<const T&>(bits));
+        }
+    }
+    __device__ __forceinline__ bool keeps(int n) const { return __float_as_uint(z[n]) != 0; }
 
     // Answers the greatest.
     __device__ __forceinline__ R load(const Fused<R>& call, const Place& place) {
-        const R absent = negative_infinity<R>();
-        if (call.cap > R(0)) {
-            each_few_scores([&](int few, const Few<R, FEW * PER_UNIT>& found) {
-                const auto tangent = tangents(call, found);
-#pragma unroll
-                for (int i = 0; i < FEW * PER_UNIT && few + i < COUNT; i++) {
-                    const R logit = fma(tangent.of[i], call.cap, z[few + i]);
-                    z[few + i] = is_of_line(few + i) ? logit : absent;
-                }
-            });
-        } else {
-            R scale = call.scale;
-            if constexpr (sizeof(R) == 4) asm("" : "+f"(scale));  // not read anew for each
-            each_unit([&](int k, bool is, Unit<T> unit) {
-#pragma unroll
-                for (int i = 0; i < PER_UNIT; i++) {
-                    R& own = z[k * PER_UNIT + i];
-                    const R logit = fma(Element<T>::of_unit(unit, i), scale, own);
-                    own = is ? logit : absent;
-                }
-            });
-            if constexpr (PER_UNIT > 1) {
-                auto& ends = reinterpret_cast<R(&)[2]>(z[COUNT - 2]);
-                ends[0] = has_first ? fma(Element<T>::read(elements[0]), scale, ends[0]) : absent;
-                ends[1] = has_last ? fma(Element<T>::read(elements[len - 1]), scale, ends[1]) : absent;
-            }
-        }
+        const R scale = call.scale;
+        R max;
+        if (call.cap > R(0)) max = load_capped(call);
+        else if (call.adds == EACH) max = load_with([&](int n, R score) { return fma(score, scale, addend(n)); });
+        else if (comes_first(call)) max = load_with([&](int n, R score) { return keeps(n) ? fma(score, scale, added) : absent(); });
+        else max = load_with([&](int, R score) { return fma(score, scale, added); });
         const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
-        if (call.masks == EACH) each_read(mask, call.mask_step, [&](int n, uint8_t keep) { z[n] = keep ? z[n] : absent; });
+        const bool late = call.masks == EACH && !comes_first(call);
+        if (late) each_read(mask, call.mask_step, [&](int n, uint8_t keep) { z[n] = keep ? z[n] : absent(); });
         const bool nothing = call.masks == ONE && !*mask;
         if (call.window || nothing) {
             const int begin = static_cast<int>(place.first);
             const auto size = nothing ? 0u : static_cast<uint32_t>(place.end - place.first);
             const auto takes = [&](int j) { return static_cast<uint32_t>(j - begin) < size; };
-            each_word([&](int k, int j) {
+            each_place([&](int k, int j, bool) {
 #pragma unroll
-                for (int i = 0; i < PER_UNIT; i++) z[k * PER_UNIT + i] = takes(j + i) ? z[k * PER_UNIT + i] : absent;
+                for (int i = 0; i < PER_UNIT; i++) z[k * PER_UNIT + i] = takes(j + i) ? z[k * PER_UNIT + i] : absent();
             });
             if constexpr (PER_UNIT > 1) {
-                z[COUNT - 2] = takes(0) ? z[COUNT - 2] : absent;
-                z[COUNT - 1] = takes(len - 1) ? z[COUNT - 1] : absent;
+                z[COUNT - 2] = takes(0) ? z[COUNT - 2] : absent();
+                z[COUNT - 1] = takes(len - 1) ? z[COUNT - 1] : absent();
             }
         }
-        R max = absent;
-        each_held([&](int n) { max = greater(max, z[n]); });
+        if (call.window || nothing || late) {
+            max = absent();
+            each_held([&](int n) { max = greater(max, z[n]); });
+        }
+        return max;
+    }
+    // `logit` of the place in z and the score
+    template <typename Logit>
+    __device__ __forceinline__ R load_with(Logit logit) {
+        R max = absent();
+        each_unit([&](int k, bool is, Unit<T> unit) {
+#pragma unroll
+            for (int i = 0; i < PER_UNIT; i++) {
+                const int n = k * PER_UNIT + i;
+                const R found = logit(n, Element<T>::of_unit(unit, i));
+                max = greater(max, z[n] = is ? found : absent());
+            }
+        });
+        if constexpr (PER_UNIT > 1) {
+            const R first = has_first ? logit(COUNT - 2, Element<T>::read(elements[0])) : absent();
+            const R last = has_last ? logit(COUNT - 1, Element<T>::read(elements[len - 1])) : absent();
+            max = greater(max, greater(z[COUNT - 2] = first, z[COUNT - 1] = last));
+        }
+        return max;
+    }
+    __device__ __forceinline__ R load_capped(const Fused<R>& call) {
+        R max = absent();
+        each_few_scores([&](int few, const auto& found) {
+            const auto tangent = tangents(call, found);
+#pragma unroll
+            for (int i = 0; i < FEW * PER_UNIT && few + i < COUNT; i++) {
+                R& own = z[few + i];
+                const R logit = fma(tangent.of[i], call.cap, call.adds == EACH ? addend(few + i) : added);
+                const bool takes_part = is_of_line(few + i) && !(comes_first(call) && !keeps(few + i));
+                max = greater(max, own = takes_part ? logit : absent());
+            }
+        });
         return max;
     }
 
@@ -346,15 +441,11 @@ struct TileLogits : TilePlaces<T, WORDS> {
     template <bool>
     __device__ __forceinline__ R exponentiate(const Exponential<T>& exponential) {
         R sums[4] = {};
-        each_held([&](int n) {
-            const R e = exponential(z[n]);
-            z[n] = log ? z[n] : e;
-            sums[n % 4] += e;
-        });
+        if (log) each_held([&](int n) { sums[n % 4] += exponential(z[n]); });
+        else each_held([&](int n) { sums[n % 4] += z[n] = exponential(z[n]); });
         return pairwise_sum(sums);
     }
 
-    __device__ __forceinline__ bool takes(int k) const { return k * PER_UNIT >= COUNT - ENDS || k * step < longest; }
     // Of element i of unit k, which is kept in place of the logit
     __device__ __forceinline__ R exponentiate(const Exponential<T>& exponential, int k, int i) {
         R& own = z[k * PER_UNIT + i];
@@ -381,14 +472,15 @@ struct TileLogits : TilePlaces<T, WORDS> {
 
 // Scores of half precision, which are the logits but for a scale above 0, a mask and a window, as they lie in memory: a thread has room
 // for twice as many, and what it does once is done half as often. In return exponentials are computed twice.
-template <typename T, int WORDS>
-struct TileScores : TilePlaces<T, WORDS> {
+template <typename T, int WORDS, int FEW>
+struct TileScores : TilePlaces<T, WORDS, FEW> {
     using R = Real<T>;
-    using Places = TilePlaces<T, WORDS>;
-    using Places::Places, Places::each_read, Places::each_unit, Places::each_word, Places::elements, Places::has_first, Places::has_last,
-        Places::len, Places::longest, Places::step, Places::touch_mask;
+    using Places = TilePlaces<T, WORDS, FEW>;
+    using Places::Places, Places::each_pack, Places::each_place, Places::each_read, Places::each_unit, Places::elements,
+        Places::has_first, Places::has_last, Places::len;
+    using Gradients = TileGradientUnits<T, WORDS>;
     static constexpr bool ONCE = false;
-    static constexpr int PACKS = WORDS + 1, SIZE = 2;
+    static constexpr int SIZE = 2;
 
     R scale;
     Unit<T> held[WORDS + 1];  // and the ends
@@ -396,62 +488,62 @@ struct TileScores : TilePlaces<T, WORDS> {
     __device__ __forceinline__ Exponential<T> exponential(R max) const { return Exponential<T>(max, scale); }
     __device__ __forceinline__ R logit(R score) const { return score * scale; }
 
+    // While the scores come: the bits of those that a mask keeps.
     __device__ __forceinline__ void prepare(const Fused<R>& call, const Place& place) {
         scale = call.scale;
-        touch_mask(call, place);
-    }
-
-    // Calls f with each place in `held` where there may be elements.
-    template <typename F>
-    __device__ __forceinline__ void each_held_unit(F f) const {
-        each_word([&](int k, int) { f(k); });
-        f(WORDS);
+        const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
+        if (call.masks != EACH) return;
+        uint32_t low = 0;
+        each_read(mask, call.mask_step, [&](int n, uint8_t takes) {
+            if (n % 2 == 0) low = takes;
+            else bits_of(held[n / 2]) = kept(low, takes);
+        });
     }
 
     // Answers the greatest.
     __device__ __forceinline__ R load(const Fused<R>& call, const Place& place) {
         const auto absent = no_elements<T>();
-        each_unit([&](int k, bool is, Unit<T> unit) { held[k] = is ? unit : absent; });
-        held[WORDS] = absent;
-        if (has_first) held[WORDS].x = elements[0];
-        if (has_last) held[WORDS].y = elements[len - 1];
-        const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
+        auto ends = absent;
+        if (has_first) ends.x = elements[0];
+        if (has_last) ends.y = elements[len - 1];
+        auto max = absent;
         if (call.masks == EACH) {
-            uint32_t low = 0;
-            each_read(mask, call.mask_step, [&](int n, uint8_t takes) {
-                if (n % 2 == 0) low = takes;
-                else keep(held[n / 2], low, takes);
-            });
+            each_unit([&](int k, bool is, Unit<T> unit) { max = greater(max, held[k] = is ? only(unit, bits_of(held[k])) : absent); });
+            ends = only(ends, bits_of(held[WORDS]));
+        } else {
+            each_unit([&](int k, bool is, Unit<T> unit) { max = greater(max, held[k] = is ? unit : absent); });
         }
-        const bool nothing = call.masks == ONE && !*mask;
+        held[WORDS] = ends;
+        max = greater(max, ends);
+        const bool nothing = call.masks == ONE && !*(static_cast<const uint8_t*>(call.mask) + place.mask);
         if (call.window || nothing) {
             const int begin = static_cast<int>(place.first);
             const auto size = nothing ? 0u : static_cast<uint32_t>(place.end - place.first);
             const auto takes = [&](int j) { return static_cast<uint32_t>(j - begin) < size; };
-            each_word([&](int k, int j) { keep(held[k], takes(j), takes(j + 1)); });
-            keep(held[WORDS], takes(0), takes(len - 1));
+            each_place([&](int k, int j, bool) { held[k] = only(held[k], kept(takes(j), takes(j + 1))); });
+            held[WORDS] = only(held[WORDS], kept(takes(0), takes(len - 1)));
+            max = absent;
+            each_pack([&](int k) { max = greater(max, held[k]); });
         }
-        auto max = held[WORDS];
-        each_word([&](int k, int) { max = greater(max, held[k]); });
         return max_of_unit<T>(max);
     }
 
-    __device__ __forceinline__ bool takes(int k) const { return k == WORDS || k * step < longest; }
     __device__ __forceinline__ R score(int k, int i) const { return Element<T>::of_unit(held[k], i); }
     __device__ __forceinline__ R exponentiate(const Exponential<T>& exponential, int k, int i) const { return exponential(score(k, i)); }
 
-    // The elements of a unit that are to be kept, and -inf for the others.
-    static __device__ __forceinline__ void keep(Unit<T>& unit, bool low, bool high) {
+    static __device__ __forceinline__ uint32_t kept(bool low, bool high) { return (low ? 0xffffu : 0) | (high ? 0xffff0000u : 0); }
+    // The elements of a unit with these bits, and -inf for the others.
+    static __device__ __forceinline__ Unit<T> only(Unit<T> unit, uint32_t kept) {
         const auto absent = no_elements<T>();
-        const uint32_t kept = (low ? 0xffffu : 0) | (high ? 0xffff0000u : 0);
         bits_of(unit) = (bits_of(unit) & kept) | (bits_of(absent) & ~kept);
+        return unit;
     }
 
     // Answers the sum of the exponentials.
     template <bool KEEP>
     __device__ __forceinline__ R exponentiate(const Exponential<T>& exponential) const {
         R sums[4] = {};
-        each_held_unit([&](int k) {
+        each_pack([&](int k) {
 #pragma unroll
             for (int i = 0; i < 2; i++) sums[(k * 2 + i) % 4] += exponential(Element<T>::of_unit(held[k], i));
         });
@@ -460,7 +552,7 @@ struct TileScores : TilePlaces<T, WORDS> {
 
     template <typename F>
     __device__ __forceinline__ void results(F f) {
-        each_held_unit([&](int k) {
+        each_pack([&](int k) {
             forget(held[k]);  // what is to be computed again must not be kept from the first time
             const R numbers[2] = {f(Element<T>::of_unit(held[k], 0)), f(Element<T>::of_unit(held[k], 1))};
             held[k] = Element<T>::to_unit(numbers);
@@ -511,10 +603,11 @@ __device__ __forceinline__ void fused_tile(const Fused<Real<T>>& call, const Til
     const T* scores = static_cast<const T*>(call.scores) + start;
     const Tile<T> tile{reinterpret_cast<T*>(memory), here * len};
     tile.fetch(scores, start, (call.lines - number - here) * call.len, arrived[0]);
+    // What a block has no line for goes through the motions, with whatever is in shared memory.
     const bool there = group.own() < here;
     const Place at = locate<true>(call, there ? number + group.own() : 0);
     const int begin = Tile<T>::before(scores) + group.own() * len;
-    Held held(tile.elements + begin, begin, there ? len : 0, len, group.rank(), group.size());
+    Held held(tile.elements + begin, begin, len, group);
     held.prepare(call, at);
     wait_for_tiles(arrived);
     const R own_max = held.load(call, at);
@@ -535,48 +628,46 @@ __device__ __forceinline__ void fused_tile(const Fused<Real<T>>& call, const Til
     }
     if constexpr (Held::ONCE) {
         if (call.dtype != OWN<T>) {
+            if (!there) return;
             using Other = OtherDtype<T>;
             auto* to = static_cast<typename Other::Stored*>(call.result) + at.scores;
             held.each([&](int n, int j) { to[j] = Other::write(call.dtype, held.z[n]); });
             if (!call.threshold) return;
             __syncthreads();
-            return drop(call, at.line, to, held.len, group.rank(), group.size());
+            return drop(call, at.line, to, len, group.rank(), group.size());
         }
     }
     store_tile(held, tile, Tile<T>::before(scores), static_cast<T*>(call.result) + start, [&](T* results) {
         if (!call.threshold) return;
         __syncthreads();
-        drop(call, at.line, results, held.len, group.rank(), group.size());
+        drop(call, at.line, results, len, group.rank(), group.size());
     });
 }
 
-// The gradients that belong to logits, …
+// The result's gradients that belong to what is held: as numbers, …
 template <typename T, int WORDS>
 struct TileGradients {
     using R = Real<T>;
-    static constexpr int PER_UNIT = Element<T>::PER_UNIT;
-    R of_element[TilePlaces<T, WORDS>::COUNT];
+    R of_element[WORDS];
 
     // Of the scores' dtype, in shared memory.
     template <typename Held>
     __device__ __forceinline__ void load(const Held& held, const T* line, int) {
-        load_each(held, [&](int j) { return Element<T>::read(line[j]); });
+        held.each_unit(shared_address(line + held.first), [&](int k, bool is, T g) { of_element[k] = is ? g : R(0); });
     }
     // Of another dtype, in global memory
     template <typename Held>
     __device__ __forceinline__ void load_other(const Held& held, Dtype dtype, const void* gradient, int64_t offset) {
         using Other = OtherDtype<T>;
         const auto* line = static_cast<const typename Other::Stored*>(gradient) + offset;
-        load_each(held, [&](int j) { return Other::read(dtype, line[j]); });
-    }
-    template <typename Held, typename F>
-    __device__ __forceinline__ void load_each(const Held& held, F read) {
         held.each_held([&](int n) { of_element[n] = R(0); });
-        held.each([&](int n, int j) { of_element[n] = read(j); });
+        held.each([&](int n, int j) { of_element[n] = Other::read(dtype, line[j]); });
     }
-    __device__ __forceinline__ R of(int k, int i) const { return of_element[k * PER_UNIT + i]; }
+    __device__ __forceinline__ R of(int k, int) const { return of_element[k]; }
+    __device__ __forceinline__ void clear(int k, int) { of_element[k] = R(0); }
+    __device__ __forceinline__ void look_again(int) {}
 };
-// … and to scores of half precision, as they lie in memory.
+// … and of half precision as they lie in memory.
 template <typename T, int WORDS>
 struct TileGradientUnits {
     Unit<T> units[WORDS + 1];
@@ -585,15 +676,11 @@ struct TileGradientUnits {
     template <typename Held>
     __device__ __forceinline__ void load(const Held& held, const T* line, int apart) {
         if (apart % 2 == 0) {
-            const uint32_t at = shared_address(line);
-            held.each_word([&](int k, int j) {
-                const auto unit = read_shared_below<Unit<T>>(j, held.units, at + j * int(sizeof(T)));
-                units[k] = j < held.units ? unit : Unit<T>{};
-            });
+            held.each_unit(shared_address(line + held.first), [&](int k, bool is, Unit<T> unit) { units[k] = is ? unit : Unit<T>{}; });
         } else {
-            held.each_word([&](int k, int j) {
+            held.each_place([&](int k, int j, bool is) {
                 units[k] = Unit<T>{};
-                if (j < held.units) units[k].x = line[j], units[k].y = line[j + 1];
+                if (is) units[k].x = line[j], units[k].y = line[j + 1];
             });
         }
         units[WORDS] = Unit<T>{};
@@ -602,22 +689,33 @@ struct TileGradientUnits {
     }
     __device__ __forceinline__ float of(int k, int i) const { return Element<T>::of_unit(units[k], i); }
     __device__ __forceinline__ void clear(int k, int i) { bits_of(units[k]) &= i ? 0xffffu : 0xffff0000u; }
+    // Both numbers of a unit are not to be kept from the last time, for which there are not the registers.
+    __device__ __forceinline__ void look_again(int k) { forget(units[k]); }
 };
 
 // The gradients of the scores and what is around them. `held` becomes the gradients of the scores.
-template <typename T, int WORDS>
-__device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileLogits<T, WORDS>& held,
-                                               TileGradients<T, WORDS>& g, const TileGroup<Real<T>>& group) {
+template <typename T, int WORDS, int FEW>
+__device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileLogits<T, WORDS, FEW>& held,
+                                               typename TileLogits<T, WORDS, FEW>::Gradients& g, const TileGroup<Real<T>>& group) {
     using R = Real<T>;
     const R own_max = held.load(call, at);
     // What takes no part does not count, even if it is not a number.
-    held.each_held([&](int n) { g.of_element[n] = held.z[n] == negative_infinity<R>() ? R(0) : g.of_element[n]; });
+    constexpr int PER_UNIT = Element<T>::PER_UNIT;
+    held.each_held([&](int n) {
+        if (held.z[n] == negative_infinity<R>()) g.clear(n / PER_UNIT, n % PER_UNIT);
+    });
     const auto line = weigh<T>(call, at, held, g, own_max, group);
     if (there && call.sinks_gradient && group.rank() == 0) call.sinks_gradient[at.line] = -line.sink * line.dot;
     const bool finite = !call.log && isfinite(line.dot);
-    if (finite) held.each_held([&](int n) { held.z[n] = logit_gradient<true>(call, line, held.z[n], g.of_element[n]); });
-    else held.each_held([&](int n) { held.z[n] = logit_gradient<false>(call, line, held.z[n], g.of_element[n]); });
-    if (call.logits_gradient) {
+    const auto each_gradient = [&](auto is_finite) {
+        held.each_held([&](int n) {
+            if (n % PER_UNIT == 0) g.look_again(n / PER_UNIT);
+            held.z[n] = logit_gradient<is_finite>(call, line, held.z[n], g.of(n / PER_UNIT, n % PER_UNIT));
+        });
+    };
+    if (finite) each_gradient(Constant<true>{});
+    else each_gradient(Constant<false>{});
+    if (call.logits_gradient && there) {
         R* to = call.logits_gradient + at.scores;
         held.each([&](int n, int j) { to[j] = held.z[n]; });
     }
@@ -635,9 +733,9 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
         held.results([&](R z) { return z * call.scale; });
     }
 }
-template <typename T, int WORDS>
-__device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileScores<T, WORDS>& held,
-                                               TileGradientUnits<T, WORDS>& g, const TileGroup<Real<T>>& group) {
+template <typename T, int WORDS, int FEW>
+__device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileScores<T, WORDS, FEW>& held,
+                                               typename TileScores<T, WORDS, FEW>::Gradients& g, const TileGroup<Real<T>>& group) {
     using R = Real<T>;
     const R own_max = held.load(call, at);
     WeighedLine<R> line;
@@ -646,9 +744,9 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
 #pragma unroll 1
     for (int time = 0; time < 2; time++) {
         line = weigh<T>(call, at, held, g, own_max, group);
-        finite = group.all(isfinite(line.dot));
+        finite = group.all(!there || isfinite(line.dot));
         if (finite || time > 0) break;
-        held.each_held_unit([&](int k) {
+        held.each_pack([&](int k) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 if (held.score(k, i) == negative_infinity<R>()) g.clear(k, i);
@@ -659,8 +757,9 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
     if (there && call.sinks_gradient && group.rank() == 0) call.sinks_gradient[at.line] = -line.sink * line.dot;
     const auto exponential = held.exponential(line.warp_max);
     line.factor *= call.scale;
-    held.each_held_unit([&](int k) {
+    held.each_pack([&](int k) {
         forget(held.held[k]);  // as above
+        g.look_again(k);
         R results[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -673,7 +772,7 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
 
 // The same in tiles: moves what fused_backward_lines moves. Shared memory: two tiles with their margins, of scores and of the
 // result's gradient.
-template <typename T, typename Held, typename Gradients>
+template <typename T, typename Held>
 __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, const TileGroup<Real<T>>& group) {
     using R = Real<T>;
     extern __shared__ __align__(128) unsigned char memory[];
@@ -693,16 +792,16 @@ __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, 
     const bool there = group.own() < here;
     const Place at = locate<true>(call, there ? number + group.own() : 0);
     const int offset = group.own() * len, begin = Tile<T>::before(scores) + offset;
-    Held held(tile.elements + begin, begin, there ? len : 0, len, group.rank(), group.size());
+    Held held(tile.elements + begin, begin, len, group);
     held.prepare(call, at);
     wait_for_tiles(arrived);
-    Gradients g;
-    if (Held::ONCE && !own_dtype) {
-        if constexpr (Held::ONCE) g.load_other(held, call.dtype, call.gradient, at.scores);
+    typename Held::Gradients g;
+    if (Held::PER_UNIT == 1 && !own_dtype) {
+        if constexpr (Held::PER_UNIT == 1) g.load_other(held, call.dtype, call.gradient, at.scores);
     } else {
         T* gradients = of_gradient.elements + Tile<T>::before(gradient) + offset;
         if (call.threshold) {
-            drop(call, at.line, gradients, held.len, group.rank(), group.size());
+            drop(call, at.line, gradients, len, group.rank(), group.size());
             __syncthreads();
         }
         g.load(held, gradients, Tile<T>::before(gradient) - Tile<T>::before(scores));
@@ -711,28 +810,34 @@ __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, 
     if (call.result) store_tile(held, tile, Tile<T>::before(scores), static_cast<T*>(call.result) + start, [](T*) {});
 }
 
-// Units of a thread, as src/cuda/plan.rs has them: of f32 24 (115977 x 577 with a scale 1.06 copies, sixteen 1.8), of half precision
-// sixteen as numbers. In 64 registers (f32 1.03 to 1.2 copies, in 76 1.15 to 1.5; f16 with a bias 1.53, in 80 1.61).
+// Units of a thread, as src/cuda/plan.rs has them, and how many of them come together. What is done once for a line takes as long as
+// what is done for twelve to twenty units, so many are better, as long as 64 registers hold them (in 80, with fewer warps, it takes
+// up to 1.25 times as long): of f32 25 (340613 x 197 with a mask shared by all 1.07 copies; with 24, for which two threads would
+// take a line where one does, 1.28), of half precision as numbers twenty (115977 x 577 with a bias 1.33; with sixteen 1.80, but
+// 340613 x 197 1.55 instead of 1.61). Masks of f32 come first: 340613 x 197 with one for each of many matrices 1.07, behind the
+// scores 1.45.
 template <typename T>
-constexpr int LOGITS_IN_TILE = sizeof(T) == 8 ? 8 : sizeof(T) == 4 ? 24 : 16;
+using LogitsInTile = std::conditional_t<sizeof(T) == 4, TileLogits<T, 25, 5, true>,
+                                        std::conditional_t<sizeof(T) == 8, TileLogits<T, 8, 4>, TileLogits<T, 20, 2>>>;
 template <typename T>
-constexpr int SCORES_IN_TILE = 32;
-// Of gradients
+using ScoresInTile = TileScores<T, 32, 4>;
+// Of gradients: with a scale of f32 1.50 to 1.56 copies, with twelve units 1.7 to 2.4.
 template <typename T>
-constexpr int LOGITS_IN_TILES = sizeof(T) == 4 ? 12 : 8;
+using LogitsInTiles = std::conditional_t<sizeof(T) == 4, TileLogits<T, 20, 4>,
+                                         std::conditional_t<sizeof(T) == 8, TileLogits<T, 8, 4>, TileLogits<T, 10, 2>>>;
 template <typename T>
-constexpr int SCORES_IN_TILES = 16;
+using ScoresInTiles = TileScores<T, 20, 2>;
 
-#define FUSED_TILE(name, dtype, T, Held, WORDS)                                                  \
-    extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)                    \
-        name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) {                 \
-        __shared__ Normalizer<Real<T>> parts[MAX_WARPS];                                         \
-        fused_tile<T, Held<T, WORDS<T>>>(call, TileGroup<Real<T>>{shift, parts, nullptr});       \
+#define FUSED_TILE(name, dtype, T, Held)                                                  \
+    extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)             \
+        name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) {          \
+        __shared__ Normalizer<Real<T>> parts[MAX_WARPS];                                  \
+        fused_tile<T, Held<T>>(call, TileGroup<Real<T>>{shift, parts, nullptr});          \
     }
-#define FUSED_BACKWARD_TILE(name, dtype, T, Held, Gradients, WORDS)                              \
-    extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)                    \
-        name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) {                 \
-        __shared__ Weighted<Real<T>> parts[MAX_WARPS];                                           \
-        const TileGroup<Real<T>> group{shift, nullptr, parts};                                   \
-        fused_backward_tile<T, Held<T, WORDS<T>>, Gradients<T, WORDS<T>>>(call, group);          \
+#define FUSED_BACKWARD_TILE(name, dtype, T, Held)                                         \
+    extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)             \
+        name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) {          \
+        __shared__ Weighted<Real<T>> parts[MAX_WARPS];                                    \
+        const TileGroup<Real<T>> group{shift, nullptr, parts};                            \
+        fused_backward_tile<T, Held<T>>(call, group);                                     \
     }

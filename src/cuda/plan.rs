@@ -566,10 +566,10 @@ fn fused_registers(lines: Lines, kind: FusedKind, size: usize, device: DeviceFac
 fn fused_tile_units(backward: bool, scores: bool, size: usize) -> usize {
     match (backward, scores, size) {
         (false, true, _) => 32,
-        (false, false, 2) => 16,
-        (false, false, 4) => 24,
-        (true, true, _) => 16,
-        (true, false, 4) => 12,
+        (false, false, 2) => 20,
+        (false, false, 4) => 25,
+        (true, true, _) | (true, false, 4) => 20,
+        (true, false, 2) => 10,
         _ => 8,
     }
 }
@@ -596,8 +596,9 @@ fn tile_units(lines: Lines, size: usize) -> usize {
 /// [`Plan::parameter`] where a block takes one line, and no part of a warp does.
 pub(super) const WHOLE_BLOCK: i32 = 6;
 
-/// Lines of any length in tiles. With a scale, f16 / f32, and as they were read an element at a time: 1369550 x 49 1.06 / 1.24, 2.27 /
-/// 1.76; 340613 x 197 1.13 / 1.25, 2.31 / 1.77; 115977 x 577 1.22 / 1.06, 3.46 / 1.78; 32752 x 2047 1.06 / 1.07, 1.94 / 1.51.
+/// Lines of any length in tiles. In copies, f16 / f32: with a scale 871486 x 77 1.08 / 1.02, 340613 x 197 1.05 / 1.03, 115977 x 577
+/// 1.12 / 1.02, 32752 x 2047 1.06 / 1.02; with a bias for each 1.33 / 1.04, 1.61 / 1.05, 1.33 / 1.03, 1.63 / 1.45; the gradients with a
+/// scale (floor 1.5) 1.92 / 1.51, 2.35 / 1.56, 1.94 / 1.50, 2.28 / 1.50.
 fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
     const MOST_BYTES: usize = 47 << 10;
     if !kind.tiles {
@@ -617,9 +618,9 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
     let mut scores = kind.scores && size == 2 && device.compute_capability >= 90;
     if scores && kind.masked && !backward {
         // Where four threads would take a line, of which each reads two bytes of the mask at a time, eight that hold logits are faster
-        // if these have enough to do: 261112 x 257 1.68, as scores 2.17; but 201465 x 333 2.16 and 1.76, 66066 x 1001 1.80 and 1.74.
-        let most = fused_tile_units(backward, false, size);
-        scores = threads_of(most) != 8 || 5 * units < 4 * most * 8;
+        // if these have enough to do: 261112 x 257 1.63, as scores 2.06; but 340613 x 197 1.77 and 1.29, 115977 x 577 1.82 and 1.42.
+        let most = fused_tile_units(backward, scores, size);
+        scores = threads_of(most) != 4 || 5 * units < 4 * most * 4;
     }
     let mut most = fused_tile_units(backward, scores, size);
     while most >= 2 * TILE_FEW_UNITS
@@ -1403,10 +1404,10 @@ mod tests {
             ),
             (lines(64, 257, 1), masked, HOPPER, Kernel::FusedTile { backward, scores: false }),
             (lines(64, 333, 1), masked, HOPPER, Kernel::FusedTile { backward, scores: true }),
-            (lines(64, 16_384, 1), any, HOPPER, Kernel::FusedTile { backward, scores: false }),
-            (lines(64, 16_387, 1), any, HOPPER, Kernel::FusedReduce { backward }),
+            (lines(64, 20_480, 1), any, HOPPER, Kernel::FusedTile { backward, scores: false }),
+            (lines(64, 20_483, 1), any, HOPPER, Kernel::FusedReduce { backward }),
             (lines(64, 77, 1), FusedKind { backward: true, ..any }, HOPPER, gradients_of_any),
-            (lines(64, 8195, 1), FusedKind { backward: true, ..any }, HOPPER, Kernel::FusedReduce { backward: true }),
+            (lines(64, 10_243, 1), FusedKind { backward: true, ..any }, HOPPER, Kernel::FusedReduce { backward: true }),
             (lines(64, 8195, 1), FusedKind { backward: true, ..masked }, HOPPER, scores_of_gradients),
             (lines(1 << 20, 512, 1), FusedKind { narrow: false, ..packs }, HOPPER, Kernel::FusedReduce { backward }),
             (lines(64, 100, 64), any, HOPPER, Kernel::FusedColumns { backward }),
