@@ -64,7 +64,8 @@ pub struct Args {
     /// Measure nothing: print and draw an earlier run's results, from several files where they belong together
     #[arg(long, value_name = "FILE")]
     from: Vec<PathBuf>,
-    /// Only time the first call in a fresh process, without the driver's cache of compiled kernels
+    /// Only time the first call in a fresh process (with `--around`, of each of those calls), without the driver's cache of
+    /// compiled kernels
     #[arg(long)]
     first_call: bool,
     /// Not softmax itself but what models have around it: backward, the builder's options, losses
@@ -76,6 +77,9 @@ pub struct Args {
     /// What one process started by this program measures; prints it as CSV (or, the first call, in milliseconds)
     #[arg(long, hide = true)]
     child: bool,
+    /// The call of `--around` whose first one that process times
+    #[arg(long, hide = true)]
+    call: Option<String>,
     /// Given by `cargo bench`
     #[arg(long, hide = true)]
     bench: bool,
@@ -108,7 +112,7 @@ fn main() -> Result<()> {
     if args.child {
         return Ok(());
     }
-    if args.around {
+    if args.around && !args.first_call {
         around::print(&rows);
     } else {
         report::print(&rows, &peers);
@@ -140,7 +144,7 @@ fn measure(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
     };
     match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) if args.around => gpu::run_around(args, &device),
+        Device::Cuda(_) if args.around && !args.first_call => gpu::run_around(args, &device),
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => gpu::run(args, &device),
         _ if args.first_call => bail!("--first-call is about the GPU, and there is none"),

@@ -41,6 +41,7 @@ const SCORES: &[&str] = &[
     "softcap",
     "scale backward",
     "scale + causal backward",
+    "softcap backward",
 ];
 
 pub const AROUND: &[Around] = &[
@@ -237,8 +238,8 @@ pub fn call(name: &str, dims: &[usize], dtype: DType, device: &Device) -> Result
             Box::new(move || kernels.backward(&xs, &kernels.forward(&xs)?, &gradient))
         }
         "softmax" => Box::new(move || ops::softmax(&xs, last)),
-        "scale backward" | "scale + causal backward" => {
-            let of = name.trim_end_matches(" backward");
+        "scale backward" | "scale + causal backward" | "softcap backward" => {
+            let of = name.trim_end_matches(BACKWARD);
             let (softmax, g) = (Options::new(of, dims, last, normal)?.softmax, normal(dims)?);
             Box::new(move || testing::builder_backward(&softmax, &xs, &g))
         }

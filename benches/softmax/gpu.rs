@@ -1,8 +1,8 @@
 //! Measures on a CUDA device.
 
-use crate::around::{call, AROUND};
+use crate::around::{call, Call, AROUND};
 use crate::report::{write_csv, Facts, Row, FIRST_CALL};
-use crate::shapes::{dim_name, Shape, CANDLE, CANDLE_LAST_DIM, GPU_SHAPES, OURS};
+use crate::shapes::{dim_name, shape_name, Shape, CANDLE, CANDLE_LAST_DIM, GPU_SHAPES, OURS};
 use crate::{check, median, Args};
 use anyhow::{bail, ensure, Context, Result};
 use candle_core::backend::BackendStorage;
@@ -614,30 +614,30 @@ const FIRST_CALLS: [(&str, &str); 11] = [
     ("871543x77", "bf16"),
 ];
 
-/// Starts this program once for each of [`FIRST_CALLS`].
+/// Starts this program once for each of [`FIRST_CALLS`] or, with `--around`, of [`AROUND`].
 fn first_calls(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>)> {
     let facts = facts(device)?;
     let program = std::env::current_exe()?;
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
-    for (name, dtype) in FIRST_CALLS {
-        let Some(shape) = GPU_SHAPES.iter().find(|shape| shape.name() == name && args.wants(shape.dims)) else {
-            continue;
-        };
-        let output = Command::new(&program)
-            .args(["--first-call", "--child", "--device", "cuda", "--shapes", name, "--dtypes", dtype])
-            .env("CUDA_CACHE_DISABLE", "1")
-            .output()?;
+    for (op, dims, dim, dtype) in first_calls_wanted(args) {
+        let name = shape_name(dims);
+        let mut command = Command::new(&program);
+        command.args(["--first-call", "--child", "--device", "cuda", "--shapes", &name, "--dtypes", dtype]);
+        if args.around {
+            command.args(["--around", "--call", op]);
+        }
+        let output = command.env("CUDA_CACHE_DISABLE", "1").output()?;
         let text = String::from_utf8_lossy(&output.stdout);
         let Some((ms, kernel)) =
             text.trim().split_once(' ').and_then(|(ms, kernel)| Some((ms.parse::<f64>().ok()?, kernel)))
         else {
-            failed.push(format!("first call {name} {dtype}: {}", String::from_utf8_lossy(&output.stderr)));
+            failed.push(format!("first call {op} {name} {dtype}: {}", String::from_utf8_lossy(&output.stderr)));
             continue;
         };
         rows.push(Row {
-            op: FIRST_CALL.into(),
-            shape: name.into(),
-            dim: dim_name(shape.dims, shape.dim),
+            op: if args.around { format!("{FIRST_CALL} {op}") } else { FIRST_CALL.into() },
+            shape: name,
+            dim: dim_name(dims, dim),
             dtype: dtype.into(),
             implementation: OURS.into(),
             wall_us: Some(ms * 1e3),
@@ -649,18 +649,43 @@ fn first_calls(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>)> 
     Ok((rows, failed))
 }
 
+/// Call, shape, dimension and dtype.
+fn first_calls_wanted(args: &Args) -> Vec<(&'static str, &'static [usize], usize, &'static str)> {
+    let wanted: Vec<_> = if args.around {
+        let calls = AROUND.iter().flat_map(|around| around.calls.iter().map(|&call| (call, around.dims)));
+        calls
+            .flat_map(|(call, dims)| args.dtypes.iter().map(move |dtype| (call, dims, dims.len() - 1, dtype.as_str())))
+            .collect()
+    } else {
+        let shape = |name: &str| GPU_SHAPES.iter().find(|shape| shape.name() == name);
+        let calls = FIRST_CALLS.iter().filter_map(|&(name, dtype)| Some((shape(name)?, dtype)));
+        calls.map(|(shape, dtype)| ("softmax", shape.dims, shape.dim, dtype)).collect()
+    };
+    wanted.into_iter().filter(|(_, dims, ..)| args.wants(dims)).collect()
+}
+
 /// Prints how many milliseconds the first call takes, and the kernel's name.
 fn first_call_child(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>)> {
-    let shape = GPU_SHAPES.iter().find(|shape| args.wants(shape.dims)).context("no shape")?;
     let &dtype = args.dtypes.first().context("no dtype")?;
-    let len: usize = shape.dims.iter().product();
-    let xs = Tensor::randn(0f32, 3f32, len, device)?.to_dtype(dtype)?.reshape(shape.dims)?;
+    let (call, kernel) = match &args.call {
+        Some(name) => {
+            let around = AROUND.iter().find(|around| args.wants(around.dims)).context("no shape")?;
+            (call(name, around.dims, dtype, device)?, "-".to_string())
+        }
+        None => {
+            let shape = GPU_SHAPES.iter().find(|shape| args.wants(shape.dims)).context("no shape")?;
+            let len: usize = shape.dims.iter().product();
+            let xs = Tensor::randn(0f32, 3f32, len, device)?.to_dtype(dtype)?.reshape(shape.dims)?;
+            let kernel = testing::kernel_name(Op::Chosen, &xs, shape.dim)?;
+            (Box::new(move || ops::softmax(&xs, shape.dim)) as Call, kernel)
+        }
+    };
     device.synchronize()?;
     let start = Instant::now();
-    let out = ops::softmax(&xs, shape.dim)?;
+    let out = call()?;
     device.synchronize()?;
     let ms = start.elapsed().as_secs_f64() * 1e3;
     drop(out);
-    println!("{ms:.3} {}", testing::kernel_name(Op::Chosen, &xs, shape.dim)?);
+    println!("{ms:.3} {kernel}");
     Ok((Vec::new(), Vec::new()))
 }
