@@ -31,7 +31,7 @@ struct OtherDtype<float> {
     }
 };
 
-// How many of them are written out: of doubles, whose functions are long, one.
+// How many of what follows is written out: of doubles, whose functions are long, one.
 template <typename R, int COUNT>
 constexpr int AT_ONCE = sizeof(R) == 8 ? 1 : COUNT;
 
