@@ -144,7 +144,9 @@ fn measure(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
     };
     match device {
         #[cfg(feature = "cuda")]
-        Device::Cuda(_) if args.around && !args.first_call => gpu::run_around(args, &device),
+        Device::Cuda(_) if args.first_call => gpu::run_first_calls(args, &device),
+        #[cfg(feature = "cuda")]
+        Device::Cuda(_) if args.around => gpu::run_around(args, &device),
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => gpu::run(args, &device),
         _ if args.first_call => bail!("--first-call is about the GPU, and there is none"),

@@ -509,7 +509,7 @@ template <typename T, int COUNT, int SIZE, int STEP, bool WINDOW>
 struct HeldScores : HeldPlaces<COUNT / SIZE, SIZE, STEP, WINDOW> {
     using R = Real<T>;
     using Places = HeldPlaces<COUNT / SIZE, SIZE, STEP, WINDOW>;
-    using Places::distance, Places::end, Places::first, Places::is_inside, Places::place, Places::start, Places::takes;
+    using Places::distance, Places::each_pack, Places::end, Places::first, Places::is_inside, Places::place, Places::start;
     static constexpr int PACKS = COUNT / SIZE;
 
     Pack<T, SIZE> packs[PACKS];
@@ -539,13 +539,11 @@ struct HeldScores : HeldPlaces<COUNT / SIZE, SIZE, STEP, WINDOW> {
         }
         if (MASKED && call.masks) mask(call, at);
         auto greatest = no_elements<T>();
-#pragma unroll
-        for (int k = 0; k < PACKS; k++) {
-            if (!takes(k)) continue;
+        each_pack([&](int k) {
             if (WINDOW && !is_inside(k)) packs[k] = part_of(packs[k], first - place(k), end - place(k));
 #pragma unroll
             for (const auto unit : packs[k].units) greatest = greater(greatest, unit);
-        }
+        });
         return max_of_unit<T>(greatest);
     }
 
@@ -572,12 +570,10 @@ struct HeldScores : HeldPlaces<COUNT / SIZE, SIZE, STEP, WINDOW> {
     template <bool KEEP>
     __device__ __forceinline__ R exponentiate(const Exponential<T>& exponential) {
         R sums[SIZE] = {};
-#pragma unroll
-        for (int k = 0; k < PACKS; k++) {
-            if (!takes(k)) continue;
+        each_pack([&](int k) {
 #pragma unroll
             for (int i = 0; i < SIZE; i++) sums[i] += exponential(score(k, i));
-        }
+        });
         return pairwise_sum(sums);
     }
 };
@@ -944,11 +940,9 @@ __device__ __forceinline__ void fused_backward_scores(const Fused<Real<T>>& call
     g.load(PlainAccess{}, static_cast<const T*>(call.gradient) + at.scores, held);
     const R own_max = held.template load<true>(PlainAccess{}, call, at);
     if (call.threshold) {
-#pragma unroll
-        for (int k = 0; k < PACKS; k++) {
-            if (!held.takes(k)) continue;
+        held.each_pack([&](int k) {
             each_dropped<SIZE>(call, at.line, held.place(k), [&](int i) { g.clear(k, i); });
-        }
+        });
     }
     auto line = weigh<T>(call, at, held, g, own_max, group);
     // The g of what takes no part does not count, which matters only where it is no number.

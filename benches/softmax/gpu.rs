@@ -104,9 +104,6 @@ struct Case<'a> {
 }
 
 pub fn run(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>)> {
-    if args.first_call {
-        return if args.child { first_call_child(args, device) } else { first_calls(args, device) };
-    }
     let mut gpu = Gpu::new(device, args.quick)?;
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
     let shapes: Vec<&Shape> = GPU_SHAPES.iter().filter(|shape| args.wants(shape.dims)).collect();
@@ -613,6 +610,15 @@ const FIRST_CALLS: [(&str, &str); 11] = [
     ("512x512", "f16"),
     ("871543x77", "bf16"),
 ];
+
+/// The first call of a process: of this one, or of one for each call wanted.
+pub fn run_first_calls(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>)> {
+    if args.child {
+        first_call_child(args, device)
+    } else {
+        first_calls(args, device)
+    }
+}
 
 /// Starts this program once for each of [`FIRST_CALLS`] or, with `--around`, of [`AROUND`].
 fn first_calls(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>)> {

@@ -1,6 +1,6 @@
 //! Pictures of the results, as SVG.
 
-use crate::report::{copy_us, create_folder, find, peers_of, Row, FIRST_CALL};
+use crate::report::{copy_us, create_folder, find, peers_of, Row};
 use crate::shapes::{CANDLE, CANDLE_LAST_DIM, OURS, OURS_OUT};
 use anyhow::{Context, Result};
 use std::fmt::Write as _;
@@ -161,7 +161,7 @@ fn throughput(rows: &[Row], peers: &[Row]) -> Option<String> {
             panels.push((title, series));
         }
     }
-    let any = rows.iter().find(|row| row.implementation == OURS && row.op != FIRST_CALL)?;
+    let any = rows.iter().find(|row| row.implementation == OURS && row.first_call().is_none())?;
     if panels.is_empty() {
         return None;
     }

@@ -73,6 +73,12 @@ impl Row {
         self.best().or(self.wall_us).or(self.us)
     }
 
+    /// The call, where `wall_us` is that of a process's first one.
+    pub fn first_call(&self) -> Option<&str> {
+        let call = self.op.strip_prefix(FIRST_CALL)?.trim_start();
+        Some(if call.is_empty() { "softmax" } else { call })
+    }
+
     /// Whether both rows are about the same op on the same tensor.
     fn same_case(&self, other: &Row) -> bool {
         self.same_tensor(other) && self.op == other.op
@@ -327,7 +333,7 @@ fn print_gpu(rows: &[Row], peers: &[Row]) {
     let mut targets = [(0, 0); 2];
     let mut ahead = (0, 0);
 
-    for row in rows.iter().filter(|row| row.implementation == OURS && row.op != FIRST_CALL) {
+    for row in rows.iter().filter(|row| row.implementation == OURS && row.first_call().is_none()) {
         let us = row.best();
         let ratio = us.zip(copy_us(rows, row)).map(|(us, copy)| us / copy);
         let target = target(row);
@@ -461,9 +467,8 @@ pub const FIRST_CALL: &str = "first_call";
 fn print_first_calls(rows: &[Row]) {
     let mut table = Table::new(["call", "shape", "dim", "dtype", "kernel", "ms"], 5);
     for row in rows {
-        let Some(call) = row.op.strip_prefix(FIRST_CALL).map(str::trim) else { continue };
+        let Some(call) = row.first_call() else { continue };
         let ms = row.wall_us.map_or("-".into(), |us| format!("{:.1}", us / 1e3));
-        let call = if call.is_empty() { "softmax" } else { call };
         let cells = [call, &row.shape, &row.dim.to_string(), &row.dtype, &row.kernel, &ms];
         table.rows.push(cells.map(String::from).to_vec());
     }

@@ -237,7 +237,7 @@ fn run(
         queries: options.window.map_or(0, |window| window.queries),
         scores: scaled && scores,
         masked: mask != 0 && geometry.mask_step > 0,
-        tiles: out == dtype || known_to_tiles(dtype, out, backward) && !(backward && options.dropout.is_some()),
+        tiles: known_to_tiles(dtype, out, backward, options.dropout.is_some()),
         narrow: is_narrow(options, geometry),
     };
     let plan = plan::fused(geometry.lines, kind, dtype.size_in_bytes(), functions::facts(device)?);
@@ -342,12 +342,16 @@ fn sharers(geometry: &Geometry, tensors: Addresses) -> Option<&Axis> {
     geometry.axes.iter().filter(|axis| step(axis) == 0).max_by_key(|axis| axis.size)
 }
 
-/// Whether `kernels/fused_tile.cuh` has results of this dtype or, backward, their gradients, which are held as the scores lie in memory
-/// where these are of half precision.
-fn known_to_tiles(scores: DType, result: DType, backward: bool) -> bool {
+/// Whether `kernels/fused_tile.cuh` has results of this dtype or, backward, their gradients. Of another dtype than the scores' these are
+/// not dropped there, and beside half precision, where they are held as they lie in memory, there are none.
+fn known_to_tiles(scores: DType, result: DType, backward: bool, dropout: bool) -> bool {
     use DType::{BF16, F16, F32, F64};
-    matches!((scores, result), (F64, F32) | (F32, F16 | BF16))
-        || !backward && matches!((scores, result), (F16 | BF16, F32))
+    match (scores, result) {
+        _ if scores == result => true,
+        (F16 | BF16, F32) => !backward,
+        (F64, F32) | (F32, F16 | BF16) => !(backward && dropout),
+        _ => false,
+    }
 }
 
 /// The keys of Philox's rounds.
