@@ -2,9 +2,10 @@
 //!
 //! exp(x) = 2^(n/N) · exp(r) with n = round(x · N / ln 2) and r = x − n · ln 2 / N in ±0.35 / N, where exp(r) is a polynomial, the
 //! shorter the greater N is. 2^(n/N) is made of n's bits, and of a table of N powers where the lanes of a register or two can be
-//! one (P. T. P. Tang, Table-driven implementation of the exponential function in IEEE floating-point arithmetic, 1989).
+//! one (P. T. P. Tang, Table-driven implementation of the exponential function in IEEE floating-point arithmetic, 1989). AVX-512 has
+//! an instruction for what n's bits are put together for: see [`Scales`].
 
-use super::lanes::Lanes;
+use super::lanes::{Lanes, Powers, Scales};
 use crate::state::Real;
 
 /// The greatest x that exp is defined for here. Softmax asks for less: nothing passes the reference by more than 16.
@@ -19,16 +20,16 @@ const BIAS_F32: f32 = 127.0 + 64.0;
 /// 2⁻⁶⁴
 pub(super) const UNSCALE_F32: f32 = 1.0 / 18_446_744_073_709_551_616.0;
 
-/// The mantissas of 2^(i/32).
+/// The mantissas of 2^(i/[`SCALED_STEPS`]).
 #[cfg(target_arch = "x86_64")]
-const MANTISSAS: [u32; 32] = [
+const MANTISSAS: [u32; SCALED_STEPS] = [
     0x00_0000, 0x02_cd87, 0x05_aac3, 0x08_980f, 0x0b_95c2, 0x0e_a43a, 0x11_c3d3, 0x14_f4f0, 0x18_37f0, 0x1b_8d3a,
     0x1e_f532, 0x22_7043, 0x25_fed7, 0x29_a15b, 0x2d_583f, 0x31_23f6, 0x35_04f3, 0x38_fbaf, 0x3d_08a4, 0x41_2c4d,
     0x45_672a, 0x49_b9be, 0x4e_248c, 0x52_a81e, 0x57_44fd, 0x5b_fbb8, 0x60_ccdf, 0x65_b907, 0x6a_c0c7, 0x6f_e4ba,
     0x75_257d, 0x7a_83b3,
 ];
 
-/// What the low bits of [`Lanes::power`], shifted up, are added to where the lowest of them are i: the mantissa of 2^(i/N),
+/// What the low bits of [`Powers::power`], shifted up, are added to where the lowest of them are i: the mantissa of 2^(i/N),
 /// less these bits.
 #[cfg(target_arch = "x86_64")]
 pub(super) const fn powers<const N: usize>() -> [u32; N] {
@@ -41,16 +42,48 @@ pub(super) const fn powers<const N: usize>() -> [u32; N] {
     powers
 }
 
+/// The bits of 2^(i/[`SCALED_STEPS`]) / [`UNSCALE_F32`].
+#[cfg(target_arch = "x86_64")]
+pub(super) const fn scaled_steps() -> [u32; SCALED_STEPS] {
+    let mut steps = MANTISSAS;
+    let mut i = 0;
+    while i < SCALED_STEPS {
+        steps[i] += (BIAS_F32 as u32) << 23;
+        i += 1;
+    }
+    steps
+}
+
 /// exp(x) for x up to [`MAX_EXP`], within a relative 2.4e-7 + 3e-9·|x|. exp(0) is 1, no x < 0 gives more, and NaN gives
 /// NaN.
 #[inline(always)]
 pub(crate) fn exp_f32<V: Lanes<Real = f32>>(x: V) -> V {
-    scaled_exp_f32(x).unscaled()
+    x.scaled_exp().unscaled()
+}
+
+/// As many steps there are from one power of two to the next in [`saturating_exp_f32`].
+pub(super) const SCALED_STEPS: usize = 32;
+
+/// [`Lanes::scaled_exp`] for vectors that [scale](Scales): two steps less, and ∞ or NaN for x above 45.
+#[inline(always)]
+pub(super) fn saturating_exp_f32<V: Scales<Real = f32>>(x: V) -> V {
+    // Adding it leaves the steps in the low bits.
+    const ROUND: f32 = 1.5 * (1u32 << 23) as f32 / SCALED_STEPS as f32;
+    let shifted = x.mul_add(V::splat(std::f32::consts::LOG2_E), V::splat(ROUND));
+    // In powers of two, not in steps.
+    let n = shifted - V::splat(ROUND);
+    // Off by 1.9e-8 · n.
+    let r = n.mul_add(V::splat(-std::f32::consts::LN_2), x);
+    // As below; 5.3e-8
+    let slope = polynomial(r, [0.499_999_97, 1.000_014_7]);
+    let step = shifted.step();
+    // Less is 0: it would be subnormal, for which a CPU takes many times as long.
+    (step * r).mul_add(slope, step).scale(n, V::splat(-BIAS_F32 + 2.0))
 }
 
 /// [`Lanes::scaled_exp`]: exp(x) / [`UNSCALE`](Lanes::UNSCALE), which is never subnormal.
 #[inline(always)]
-pub(super) fn scaled_exp_f32<V: Lanes<Real = f32>>(x: V) -> V {
+pub(super) fn scaled_exp_f32<V: Powers<Real = f32>>(x: V) -> V {
     const LN2_HIGH: f32 = 355.0 / 512.0;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let steps = V::STEPS as f32;
@@ -68,14 +101,12 @@ pub(super) fn scaled_exp_f32<V: Lanes<Real = f32>>(x: V) -> V {
         n.mul_add(V::splat(-LN2_LOW / steps), n.mul_add(V::splat(-LN2_HIGH / steps), x))
     };
     // (exp(r) − 1) / r, minimax for the relative error of exp(r).
-    const { assert!(matches!(V::STEPS, 1 | 8 | 32)) };
+    const { assert!(matches!(V::STEPS, 1 | 8)) };
     let slope = match V::STEPS {
         // 1.1e-7
         1 => polynomial(r, [0.008_312_502, 0.041_890_334, 0.166_671_16, 0.499_992_3, 1.0]),
         // 2.6e-8
-        8 => polynomial(r, [0.166_668_86, 0.500_064_6, 1.0]),
-        // 5.3e-8
-        _ => polynomial(r, [0.499_999_97, 1.000_014_7]),
+        _ => polynomial(r, [0.166_668_86, 0.500_064_6, 1.0]),
     };
     let power = shifted.power();
     (power * r).mul_add(slope, power)
@@ -97,12 +128,12 @@ pub(super) const UNSCALE_F64: f64 = f64::from_bits((1023 - 512) << 52);
 /// As [`exp_f32`], but within 2 ulp: a Taylor polynomial long enough to stay under the rounding error.
 #[inline(always)]
 pub(crate) fn exp_f64<V: Lanes<Real = f64>>(x: V) -> V {
-    scaled_exp_f64(x).unscaled()
+    x.scaled_exp().unscaled()
 }
 
 /// As [`scaled_exp_f32`]; N is 1.
 #[inline(always)]
-pub(super) fn scaled_exp_f64<V: Lanes<Real = f64>>(x: V) -> V {
+pub(super) fn scaled_exp_f64<V: Powers<Real = f64>>(x: V) -> V {
     const LN2_HIGH: f64 = 6.931_471_803_691_238e-1;
     const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
     const COEFFICIENTS: [f64; 13] = [
@@ -185,6 +216,7 @@ pub(crate) fn tanh_slope<V: Lanes>(x: V) -> V {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::lanes::Pack;
     use crate::cpu::level::{Level, Simd, Task};
     use crate::state::Number;
     use rayon::prelude::*;
@@ -300,6 +332,39 @@ mod tests {
                 assert!((found - exact).abs() < 2.0 * ulp, "exp({x}) is {exact:e}, not {found:e} ({level:?})");
             }
         }
+    }
+
+    /// What is too great, or so small that it would be subnormal, of the vectors that say so.
+    #[test]
+    fn saturating_f32() {
+        struct Scaled<'a>(&'a [f32]);
+        impl Task for Scaled<'_> {
+            fn run<S: Simd>(self) {
+                if !S::F32::SATURATES {
+                    return;
+                }
+                for &x in self.0 {
+                    // SAFETY: the level that runs a task is there.
+                    let sum = unsafe {
+                        S::enter(
+                            #[inline(always)]
+                            || S::F32::splat(x).scaled_exp().sum_across(),
+                        )
+                    };
+                    if x > 45.0 {
+                        assert!(sum.is_nan() || sum == f32::INFINITY, "exp({x}) is {sum:e}");
+                    } else if x < -132.0 {
+                        assert_eq!(sum, 0.0, "exp({x})");
+                    } else if (-130.0..=MAX_EXP).contains(&x) {
+                        let exact = f64::from(x).exp() / f64::from(S::F32::UNSCALE) * S::F32::COUNT as f64;
+                        assert!((f64::from(sum) - exact).abs() < 1e-6 * exact, "exp({x}) is {sum:e}, not {exact:e}");
+                    }
+                }
+            }
+        }
+        let finite = (0..1 << 20).map(|i| f32::from_bits(i << 12)).filter(|x| x.is_finite());
+        let xs: Vec<f32> = finite.chain([f32::INFINITY]).flat_map(|x| [x, -x]).collect();
+        Level::available().into_iter().for_each(|level| level.run(Scaled(&xs)));
     }
 
     #[test]

@@ -68,12 +68,10 @@ pub(crate) trait Pack: Copy {
 
 /// A vector of f32s or f64s.
 pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
-    /// Whether [`mul_add`](Self::mul_add) rounds once.
-    const FUSED: bool;
-    /// How many steps [`power`](Self::power) knows from one power of two to the next: 1, 8 or 32.
-    const STEPS: u32;
     /// A power of two: what [`scaled_exp`](Self::scaled_exp) is to be multiplied by.
     const UNSCALE: Self::Real;
+    /// Whether [`scaled_exp`](Self::scaled_exp) of what is too great is ∞ or NaN.
+    const SATURATES: bool;
     /// Whether the registers suffice for loops over four vectors at a time that do several things.
     const UNROLLED: bool;
     /// Whether one instruction makes a mask of bytes.
@@ -90,10 +88,6 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
 
     /// self · a + b
     fn mul_add(self, a: Self, b: Self) -> Self;
-
-    /// 2^(n / [`STEPS`](Self::STEPS)) / [`UNSCALE`](Self::UNSCALE) for the n that is in the low bits with [`exp`](super::exp)'s
-    /// bias.
-    fn power(self) -> Self;
 
     /// The first `count` lanes, and `rest` in the others.
     fn keep(self, count: usize, rest: Self::Real) -> Self;
@@ -143,6 +137,27 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
             }
         }
     }
+}
+
+/// Vectors that make powers of two of bits.
+pub(crate) trait Powers: Lanes {
+    /// Whether [`mul_add`](Lanes::mul_add) rounds once.
+    const FUSED: bool;
+    /// How many steps [`power`](Self::power) knows from one power of two to the next: 1 or 8.
+    const STEPS: u32;
+
+    /// 2^(n / [`STEPS`](Self::STEPS)) / [`UNSCALE`](Lanes::UNSCALE) for the n that is in the low bits with [`exp`](super::exp)'s
+    /// bias.
+    fn power(self) -> Self;
+}
+
+/// Vectors with an instruction that multiplies by powers of two.
+pub(crate) trait Scales: Lanes {
+    /// 2^(i/32) / [`UNSCALE`](Lanes::UNSCALE) for the i that is in the low bits.
+    fn step(self) -> Self;
+
+    /// self · 2^⌊n⌋, ∞ where that is too great, and 0 where n < `least`.
+    fn scale(self, n: Self, least: Self) -> Self;
 }
 
 /// The first `count` bytes, at most 16, and 0 in the others. Two reads that overlap: a copy of so few would be a call, around
@@ -395,9 +410,8 @@ macro_rules! portable_lanes {
         }
 
         impl<const N: usize> Lanes for Array<$real, N> {
-            const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
-            const STEPS: u32 = 1;
             const UNSCALE: $real = $unscale;
+            const SATURATES: bool = false;
             const UNROLLED: bool = false;
             const MASKS_BYTES: bool = false;
 
@@ -412,11 +426,6 @@ macro_rules! portable_lanes {
                 } else {
                     self * a + b
                 }
-            }
-            #[inline(always)]
-            fn power(self) -> Self {
-                const MANTISSA: u32 = $real::MANTISSA_DIGITS - 1;
-                Self(self.0.map(|x| $real::from_bits(x.to_bits() << MANTISSA)))
             }
             #[inline(always)]
             fn keep(self, count: usize, rest: $real) -> Self {
@@ -454,6 +463,17 @@ macro_rules! portable_lanes {
                 // SAFETY: N readable bytes, by the caller's promise.
                 let keep = unsafe { keep.cast::<[u8; N]>().read_unaligned() };
                 Self(from_fn(|i| if keep[i] != 0 { self.0[i] } else { rest }))
+            }
+        }
+
+        impl<const N: usize> Powers for Array<$real, N> {
+            const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+            const STEPS: u32 = 1;
+
+            #[inline(always)]
+            fn power(self) -> Self {
+                const MANTISSA: u32 = $real::MANTISSA_DIGITS - 1;
+                Self(self.0.map(|x| $real::from_bits(x.to_bits() << MANTISSA)))
             }
         }
     };

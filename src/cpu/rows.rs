@@ -1,7 +1,7 @@
 //! Lines along the last dimension: each is contiguous.
 
 use super::element::Keep;
-use super::lanes::{fold, sum_of_long_terms, Lanes, Pack};
+use super::lanes::{each, fold, sum_of_long_terms, Lanes, Pack};
 use super::level::Simd;
 use super::{Element, Pass};
 use crate::op::{Output, Schedule};
@@ -29,6 +29,16 @@ pub(super) const MAX_LAG: usize = 2;
 pub(super) const IN_WORK: usize = (2 * MAX_LAG + 1).next_power_of_two();
 /// Lines up to this length are that far apart, others are neighbours.
 pub(super) const FAR_APART: usize = 256;
+/// Longer lines, up to [`MAX_KEPT`], are summed relative to the maximum of so many vectors, where exponentials tell if that was too
+/// little.
+const SAMPLE_VECTORS: usize = 4;
+/// What such a sum is to be below: e⁹, since the farther the maximum is, the more x − reference is rounded. More than there are
+/// elements; NaN is not below.
+const MOST_OF_SAMPLE: f64 = 8192.0;
+const _: () = assert!(MAX_KEPT < MOST_OF_SAMPLE as usize);
+/// A sample below is rather of what is masked than of logits.
+const LEAST_SAMPLE: f64 = -1e3;
+
 /// How many elements the memory system is to be ahead of them. With more the first cache loses what it was given before it is
 /// used: four times as many made lines of 512 f32s, all of them in the second cache, 1.4 times as slow.
 pub(super) const fn ahead<T>() -> usize {
@@ -251,12 +261,63 @@ impl<T: Element> Softmax<'_, T> {
                         found[line % IN_WORK] = Normalizer::new(max, sum);
                     }
                     if let Some(line) = written {
-                        let mut write = short.results::<S>(line, found[line % IN_WORK]);
-                        for i in (0..len).step_by(T::Lanes::<S>::COUNT) {
-                            write(i, T::Lanes::<S>::COUNT.min(len - i));
-                        }
+                        short.write::<S>(line, found[line % IN_WORK]);
                     }
                 }
+            }
+        }
+    }
+
+    /// Lines that are read once: what each is summed relative to is the maximum of its first vectors. Where that was too little, the sum
+    /// is taken again relative to the maximum of all. While one is summed, the results of the one before are written.
+    ///
+    /// # Safety
+    /// As of [`Pass::whole`], with a sample's length ≤ `len` ≤ [`MAX_KEPT`], and vectors that [saturate](Lanes::SATURATES).
+    #[inline(always)]
+    unsafe fn sampled<S: Simd>(&self, lines: Range<usize>, len: usize) {
+        let mut kept = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; 2 * MAX_KEPT]);
+        let (start, count) = (lines.start * len, lines.len());
+        let short = Short {
+            src: self.0.src.at(start, count * len).cast_const(),
+            out: self.0.out.at(start, count * len),
+            kept: kept.0.as_mut_ptr().cast::<T::Real>(),
+            len,
+            kept_len: len.next_multiple_of(T::Lanes::<S>::COUNT),
+            ring: 2,
+            ahead: ahead::<T>(),
+            output: Output::Probability,
+        };
+        let mut found = Normalizer { max: T::Real::ZERO, sum: T::Real::ONE };
+        // SAFETY of the block: the lines are there; `kept` has room for two, and is read where it was written; the rest by the
+        // caller's promise.
+        unsafe {
+            for line in 0..count {
+                let reference = short.sample::<S>(line);
+                let sum = if line == 0 {
+                    short.sum::<S>(
+                        line,
+                        reference,
+                        #[inline(always)]
+                        |_, _| (),
+                    )
+                } else {
+                    short.sum::<S>(line, reference, short.results::<S>(line - 1, found))
+                };
+                found = if sum < T::Real::nearest(MOST_OF_SAMPLE) {
+                    Normalizer::new(reference, sum)
+                } else {
+                    let max = max_of::<S, T>(short.src.add(line * len), len);
+                    let sum = short.sum::<S>(
+                        line,
+                        max,
+                        #[inline(always)]
+                        |_, _| (),
+                    );
+                    Normalizer::new(max, sum)
+                };
+            }
+            if let Some(last) = count.checked_sub(1) {
+                short.write::<S>(last, found);
             }
         }
     }
@@ -365,6 +426,33 @@ impl<T: Element> Short<T> {
         }
     }
 
+    /// The maximum of a line's first vectors, or of all of it if those are masked.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and the line is there and no shorter.
+    #[inline(always)]
+    unsafe fn sample<S: Simd>(&self, line: usize) -> T::Real {
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            let xs = self.src.add(line * self.len);
+            let sample = max_of::<S, T>(xs, SAMPLE_VECTORS * T::Lanes::<S>::COUNT);
+            if sample < T::Real::nearest(LEAST_SAMPLE) {
+                return max_of::<S, T>(xs, self.len);
+            }
+            sample
+        }
+    }
+
+    /// Writes the results of a line.
+    ///
+    /// # Safety
+    /// As of [`results`](Self::results).
+    #[inline(always)]
+    unsafe fn write<S: Simd>(&self, line: usize, found: Normalizer<T::Real>) {
+        // SAFETY: as promised by the caller.
+        unsafe { each::<T::Lanes<S>>(0..self.len, self.results::<S>(line, found)) }
+    }
+
     /// What writes the results of a line, vector by vector.
     ///
     /// # Safety
@@ -439,6 +527,7 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
             let most = if keep == Keep::InOutput && long_vectors { KEPT_OF_LONG_VECTORS } else { MAX_KEPT };
             if len <= most {
                 return match self.0.output {
+                    Output::Probability if T::Lanes::<S>::SATURATES && len > FAR_APART => self.sampled::<S>(lines, len),
                     Output::Probability => self.short::<S>(lines, len, Output::Probability),
                     Output::LogProbability => self.short::<S>(lines, len, Output::LogProbability),
                 };

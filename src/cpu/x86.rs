@@ -4,9 +4,10 @@
 //! [`Level`](super::level::Level) only, which has asked the CPU.
 
 use super::exp::{
-    exp_f32, exp_f64, powers, scaled_exp_f32, scaled_exp_f64, tanh_f32, tanh_f64, UNSCALE_F32, UNSCALE_F64,
+    exp_f32, exp_f64, powers, saturating_exp_f32, scaled_exp_f32, scaled_exp_f64, scaled_steps, tanh_f32, tanh_f64,
+    SCALED_STEPS, UNSCALE_F32, UNSCALE_F64,
 };
-use super::lanes::{of_each, some_bytes, Lanes, Pack, Words};
+use super::lanes::{of_each, some_bytes, Lanes, Pack, Powers, Scales, Words};
 use super::level::Simd;
 use crate::state::Number;
 use std::arch::x86_64::*;
@@ -216,9 +217,8 @@ pack!(
 // SAFETY of all below: the CPU has the instructions of the type.
 
 impl Lanes for F32x8 {
-    const FUSED: bool = true;
-    const STEPS: u32 = 8;
     const UNSCALE: f32 = UNSCALE_F32;
+    const SATURATES: bool = false;
     const UNROLLED: bool = false;
     const MASKS_BYTES: bool = false;
 
@@ -229,16 +229,6 @@ impl Lanes for F32x8 {
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
         Self(unsafe { _mm256_fmadd_ps(self.0, a.0, b.0) })
-    }
-    #[inline(always)]
-    fn power(self) -> Self {
-        static POWERS: [u32; 8] = powers();
-        unsafe {
-            let bits = _mm256_castps_si256(self.0);
-            // Of the bits that are to choose a lane it takes the lowest.
-            let mantissa = _mm256_permutevar8x32_epi32(_mm256_loadu_si256(POWERS.as_ptr().cast()), bits);
-            Self(_mm256_castsi256_ps(_mm256_add_epi32(mantissa, _mm256_slli_epi32::<20>(bits))))
-        }
     }
     #[inline(always)]
     fn keep(self, count: usize, rest: f32) -> Self {
@@ -282,10 +272,25 @@ impl Lanes for F32x8 {
     }
 }
 
-impl Lanes for F64x4 {
+impl Powers for F32x8 {
     const FUSED: bool = true;
-    const STEPS: u32 = 1;
+    const STEPS: u32 = 8;
+
+    #[inline(always)]
+    fn power(self) -> Self {
+        static POWERS: [u32; 8] = powers();
+        unsafe {
+            let bits = _mm256_castps_si256(self.0);
+            // Of the bits that are to choose a lane it takes the lowest.
+            let mantissa = _mm256_permutevar8x32_epi32(_mm256_loadu_si256(POWERS.as_ptr().cast()), bits);
+            Self(_mm256_castsi256_ps(_mm256_add_epi32(mantissa, _mm256_slli_epi32::<20>(bits))))
+        }
+    }
+}
+
+impl Lanes for F64x4 {
     const UNSCALE: f64 = UNSCALE_F64;
+    const SATURATES: bool = false;
     const UNROLLED: bool = false;
     const MASKS_BYTES: bool = false;
 
@@ -296,10 +301,6 @@ impl Lanes for F64x4 {
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
         Self(unsafe { _mm256_fmadd_pd(self.0, a.0, b.0) })
-    }
-    #[inline(always)]
-    fn power(self) -> Self {
-        Self(unsafe { _mm256_castsi256_pd(_mm256_slli_epi64::<52>(_mm256_castpd_si256(self.0))) })
     }
     #[inline(always)]
     fn keep(self, count: usize, rest: f64) -> Self {
@@ -341,31 +342,29 @@ impl Lanes for F64x4 {
     }
 }
 
-impl Lanes for F32x16 {
+impl Powers for F64x4 {
     const FUSED: bool = true;
-    const STEPS: u32 = 32;
+    const STEPS: u32 = 1;
+
+    #[inline(always)]
+    fn power(self) -> Self {
+        Self(unsafe { _mm256_castsi256_pd(_mm256_slli_epi64::<52>(_mm256_castpd_si256(self.0))) })
+    }
+}
+
+impl Lanes for F32x16 {
     const UNSCALE: f32 = UNSCALE_F32;
+    const SATURATES: bool = true;
     const UNROLLED: bool = true;
     const MASKS_BYTES: bool = true;
 
     #[inline(always)]
     fn scaled_exp(self) -> Self {
-        scaled_exp_f32(self)
+        saturating_exp_f32(self)
     }
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
         Self(unsafe { _mm512_fmadd_ps(self.0, a.0, b.0) })
-    }
-    #[inline(always)]
-    fn power(self) -> Self {
-        static POWERS: [u32; 32] = powers();
-        unsafe {
-            let bits = _mm512_castps_si512(self.0);
-            let [first, second] = [0, 16].map(|i| _mm512_loadu_si512(POWERS[i..].as_ptr().cast()));
-            // Of the bits that are to choose a lane it takes the lowest.
-            let mantissa = _mm512_permutex2var_epi32(first, bits, second);
-            Self(_mm512_castsi512_ps(_mm512_add_epi32(mantissa, _mm512_slli_epi32::<18>(bits))))
-        }
     }
     #[inline(always)]
     fn keep(self, count: usize, rest: f32) -> Self {
@@ -414,6 +413,23 @@ impl Lanes for F32x16 {
     }
 }
 
+impl Scales for F32x16 {
+    #[inline(always)]
+    fn step(self) -> Self {
+        static STEPS: [u32; SCALED_STEPS] = scaled_steps();
+        unsafe {
+            let [first, second] = [0, 16].map(|i| _mm512_loadu_ps(STEPS[i..].as_ptr().cast()));
+            // Of the bits that are to choose a lane it takes the lowest.
+            Self(_mm512_permutex2var_ps(first, _mm512_castps_si512(self.0), second))
+        }
+    }
+    #[inline(always)]
+    fn scale(self, n: Self, least: Self) -> Self {
+        // A NaN is not less.
+        unsafe { Self(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(n.0, least.0), self.0, n.0)) }
+    }
+}
+
 /// The lanes of each of 16 vectors joined, the first one's in the first lane: half as many vectors in each of four steps, with
 /// half as many lanes for each of those that they come from.
 #[inline(always)]
@@ -455,9 +471,8 @@ fn quarters_joined(a: F32x16, b: F32x16, join: impl Fn(F32x16, F32x16) -> F32x16
 }
 
 impl Lanes for F64x8 {
-    const FUSED: bool = true;
-    const STEPS: u32 = 1;
     const UNSCALE: f64 = UNSCALE_F64;
+    const SATURATES: bool = false;
     const UNROLLED: bool = true;
     const MASKS_BYTES: bool = true;
 
@@ -468,10 +483,6 @@ impl Lanes for F64x8 {
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
         Self(unsafe { _mm512_fmadd_pd(self.0, a.0, b.0) })
-    }
-    #[inline(always)]
-    fn power(self) -> Self {
-        Self(unsafe { _mm512_castsi512_pd(_mm512_slli_epi64::<52>(_mm512_castpd_si512(self.0))) })
     }
     #[inline(always)]
     fn keep(self, count: usize, rest: f64) -> Self {
@@ -503,6 +514,16 @@ impl Lanes for F64x8 {
             let bytes = _mm_loadl_epi64(keep.cast());
             Self(_mm512_mask_mov_pd(_mm512_set1_pd(rest), _mm_test_epi8_mask(bytes, bytes) as u8, self.0))
         }
+    }
+}
+
+impl Powers for F64x8 {
+    const FUSED: bool = true;
+    const STEPS: u32 = 1;
+
+    #[inline(always)]
+    fn power(self) -> Self {
+        Self(unsafe { _mm512_castsi512_pd(_mm512_slli_epi64::<52>(_mm512_castpd_si512(self.0))) })
     }
 }
 

@@ -66,6 +66,48 @@ fn sixteen_million() -> Result<()> {
     check_lines(1 << 24, &[DType::F16, DType::BF16], &ops, &["uniform"])
 }
 
+/// Lines whose first elements say little about the others: what is above them comes late, or they are masked. Each lies between lines
+/// of other kinds.
+#[test]
+fn lines_that_begin_low() -> Result<()> {
+    for len in [257, 300, 512, 1000, 2048, 4096] {
+        let usual = normal(len, 1.0, 7 + len as u64);
+        let first = |count: usize, x: f64| {
+            let mut line = usual.clone();
+            line[..count].fill(x);
+            line
+        };
+        let mut lines = vec![usual.clone()];
+        for step in [5.0, 7.9, 8.5, 9.1, 15.0, 30.0, 42.0, 45.0, 90.0, 1000.0, 60_000.0] {
+            for from in [65, len / 2, len - 1] {
+                let mut line = usual.clone();
+                line[from..].iter_mut().for_each(|x| *x += step);
+                lines.push(line);
+            }
+        }
+        for masked in [f64::NEG_INFINITY, -60_000.0, -1000.0, -100.0, -20.0] {
+            for count in [1, 64, 65, len / 2, len - 1, len] {
+                lines.push(first(count, masked));
+            }
+        }
+        // Only here: in half precision it is ∞.
+        let f32_only = [-1e9, -1e30, f32::MIN as f64].map(|masked| first(len / 2, masked));
+        for device in devices() {
+            for dtype in DTYPES {
+                let mut lines = lines.clone();
+                if matches!(dtype, DType::F32 | DType::F64) {
+                    lines.extend_from_slice(&f32_only);
+                }
+                let xs = tensor(&lines.concat(), (lines.len(), len), dtype, &device)?;
+                for op in [Op::Softmax, Op::LogSoftmax] {
+                    check(op, &xs, 1)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Across another dimension, where the schedules walk lines side by side.
 #[test]
 fn columns() -> Result<()> {
