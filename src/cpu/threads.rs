@@ -1,27 +1,178 @@
 //! Rayon's threads, for functions that are told at run time what to do: for each pass, dtype and level anew, rayon's own code
 //! was half of the crate's.
+//!
+//! The caller works, too, and waits for nobody but who is at work: threads of the pool that sleep take longer to wake up (30 to 50
+//! µs, 15 of which are the caller's) than 2¹⁸ elements take one thread, and so does a caller that has gone to sleep. Each thread has
+//! a share of neighbours, which it takes in pieces, and the same one from call to call as far as that is possible, since its cache
+//! may have them still; then it takes pieces of the others' shares.
 
-use rayon::prelude::*;
+use std::any::Any;
+use std::hint::spin_loop;
+use std::ops::Range;
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, Thread};
+
+/// Pieces of a share, at least.
+const PIECES: usize = 8;
+/// How often the caller looks whether the last pieces are done before it sleeps.
+const SPINS: usize = 1 << 12;
 
 /// Whether there is only one.
 pub(super) fn alone() -> bool {
     rayon::current_num_threads() == 1
 }
 
-/// Calls `f` on one of the threads, unless there is only one.
-pub(super) fn visit(f: &(dyn Fn() + Sync)) {
-    if alone() {
-        f()
-    } else {
-        rayon::scope(|_| f())
+/// Calls `f(i)` for each i below `count`; threads take `most` of them at a time at most.
+pub(super) fn each(count: usize, most: usize, f: &(dyn Fn(usize) + Sync)) {
+    let threads = rayon::current_num_threads().min(count);
+    if threads <= 1 {
+        return (0..count).for_each(f);
+    }
+    let work = Arc::new(Work::new(count, threads, most, f));
+    wake(&work, 0);
+    work.take(0);
+    work.wait();
+}
+
+/// Wakes the two threads that are this one's to wake. Each does so first: all by one would take it too long.
+fn wake(work: &Arc<Work>, thread: usize) {
+    for other in [2 * thread + 1, 2 * thread + 2].into_iter().filter(|&other| other < work.shares.len()) {
+        let work = work.clone();
+        rayon::spawn(move || {
+            if work.left.load(Ordering::Relaxed) > 0 {
+                wake(&work, other);
+                // Of the pool's threads one more may come than there are shares but the caller's.
+                let index = rayon::current_thread_index().unwrap_or(other);
+                work.take(1 + index % (work.shares.len() - 1));
+            }
+        });
     }
 }
 
-/// Calls `f(i)` for each i below `count`; threads trade `most` of them at a time at most.
-pub(super) fn each(count: usize, most: usize, f: &(dyn Fn(usize) + Sync)) {
-    if alone() {
-        (0..count).for_each(f)
-    } else {
-        (0..count).into_par_iter().with_max_len(most).for_each(f)
+struct Work {
+    /// It lives until nothing is left.
+    f: *const (dyn Fn(usize) + Sync),
+    /// The caller's first.
+    shares: Vec<Share>,
+    /// How many calls of `f` have not returned.
+    left: AtomicUsize,
+    /// What one of them panicked with.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    caller: Thread,
+}
+
+// SAFETY: `f` may be called by several threads; the rest is theirs to share anyway.
+unsafe impl Send for Work {}
+unsafe impl Sync for Work {}
+
+/// No two of them in one cache line: as far apart, not aligned. For memory that is aligned threads wait for each other, asleep.
+#[repr(C)]
+struct Share {
+    /// The first that nobody has taken.
+    next: AtomicUsize,
+    end: usize,
+    piece: usize,
+    _apart: [usize; 5],
+}
+
+impl Share {
+    /// What is to be done next.
+    fn take(&self) -> Option<Range<usize>> {
+        let start = self.next.fetch_add(self.piece, Ordering::Relaxed);
+        (start < self.end).then(|| start..self.end.min(start + self.piece))
+    }
+}
+
+impl Work {
+    /// Which is to be [waited](Self::wait) for before `f` ends.
+    fn new(count: usize, threads: usize, most: usize, f: &(dyn Fn(usize) + Sync)) -> Self {
+        let start = |share: usize| (count as u128 * share as u128 / threads as u128) as usize;
+        let share = |share: usize| {
+            let range = start(share)..start(share + 1);
+            let piece = (range.len() / PIECES).clamp(1, most);
+            Share { next: AtomicUsize::new(range.start), end: range.end, piece, _apart: [0; 5] }
+        };
+        // SAFETY: only how long it lives is forgotten; that is what `f` promises.
+        let f = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(f) };
+        let shares = (0..threads).map(share).collect();
+        Self { f, shares, left: AtomicUsize::new(count), panic: Mutex::new(None), caller: thread::current() }
+    }
+
+    /// Takes pieces of this share, then of the others.
+    fn take(&self, share: usize) {
+        let (before, from) = self.shares.split_at(share);
+        for share in from.iter().chain(before) {
+            while let Some(range) = share.take() {
+                let count = range.len();
+                let call = AssertUnwindSafe(|| {
+                    // SAFETY: what was taken is left until it is done, and the caller waits for it.
+                    let f = unsafe { &*self.f };
+                    range.for_each(f)
+                });
+                if let Err(panic) = catch_unwind(call) {
+                    self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+                }
+                if self.left.fetch_sub(count, Ordering::AcqRel) == count {
+                    self.caller.unpark();
+                }
+            }
+        }
+    }
+
+    /// Until nothing is left, for the caller. Panics as a call of `f` did.
+    fn wait(&self) {
+        // Whoever has the last pieces needs less time, most often, than it takes to wake up.
+        let mut spins = 0;
+        while self.left.load(Ordering::Acquire) > 0 {
+            if spins < SPINS {
+                spins += 1;
+                spin_loop();
+            } else {
+                thread::park();
+            }
+        }
+        if let Some(panic) = self.panic.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            resume_unwind(panic);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every i once, whatever the number of threads, from within the pool or not.
+    #[test]
+    fn each_once() {
+        for threads in [1, 2, 3, 5] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+            for (count, most) in [(0, 1), (1, 1), (2, usize::MAX), (7, 2), (1000, 1), (1000, 16), (1001, usize::MAX)] {
+                let calls: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+                let call = |i: usize| {
+                    calls[i].fetch_add(1, Ordering::Relaxed);
+                };
+                each(count, most, &call);
+                pool.install(|| each(count, most, &call));
+                assert!(calls.iter().all(|calls| calls.load(Ordering::Relaxed) == 2), "{count} on {threads} threads");
+            }
+        }
+    }
+
+    /// The caller sees it when nobody is at work any more.
+    #[test]
+    fn a_panic_is_passed_on() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().expect("a pool");
+        for at in [0, 9, 99] {
+            let returned = AtomicUsize::new(0);
+            let call = |i: usize| {
+                assert_ne!(i, at);
+                returned.fetch_add(1, Ordering::Relaxed);
+            };
+            let panic = catch_unwind(AssertUnwindSafe(|| pool.install(|| each(100, 1, &call))));
+            assert!(panic.is_err());
+            assert_eq!(returned.load(Ordering::Relaxed), 99);
+        }
     }
 }

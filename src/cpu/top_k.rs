@@ -34,7 +34,7 @@ pub(crate) fn top_k<T: Copy + Sync + Into<f64>>(xs: &[T], lines: Lines, k: usize
         }
         ranked.iter().zip(places).for_each(|(&(_, found), place)| *place = found);
     };
-    if xs.len() <= super::SERIAL {
+    if xs.len() < super::SERIAL {
         let ranked = &mut vec![];
         xs.chunks(lines.len).zip(places.chunks_mut(k)).for_each(|pair| line(ranked, pair));
     } else {
