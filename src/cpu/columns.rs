@@ -4,6 +4,7 @@
 use super::held::{self, HeldStrip};
 use super::lanes::{each, Lanes, Pack};
 use super::level::Simd;
+use super::rows::most_of;
 use super::{Element, Pass};
 use crate::lines::Lines;
 use crate::op::{Output, Schedule};
@@ -14,7 +15,7 @@ use std::ops::Range;
 /// group and the states stay in the first cache.
 pub(super) const WIDTH: usize = 256;
 /// Rows of a group, taken together; as many numbers are added plainly before the sum that compensates takes over.
-pub(super) const ROWS: usize = 8;
+pub(super) const ROWS: usize = 16;
 
 /// How many rows the memory system is to be ahead of the arithmetic where rows are written one by one.
 pub(super) const AHEAD_ROWS: usize = 2;
@@ -187,7 +188,57 @@ impl<V: Lanes> States<V> {
         logit: impl Fn(usize, usize, usize) -> V,
         see: impl Fn(usize, usize, usize, V),
     ) {
-        let (vectors, elements) = whole_vectors::<V>(&lines);
+        // SAFETY: as promised by the caller.
+        unsafe {
+            self.sums(&lines, rows, logit, see);
+            self.add_found(&lines);
+        }
+    }
+
+    /// [`grow`](Self::grow) and [`add`](Self::add). Rows that are not the `first` only grow what their exponentials
+    /// [say](Lanes::SATURATES) is too little for them: then `logit` is asked, and `see` sees, a second time.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `V`.
+    #[inline(always)]
+    pub unsafe fn take(
+        &mut self,
+        lines: Range<usize>,
+        rows: usize,
+        first: bool,
+        logit: impl Fn(usize, usize, usize) -> V + Copy,
+        see: impl Fn(usize, usize, usize, V) + Copy,
+    ) {
+        let mut grown = first || !V::SATURATES;
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            loop {
+                if grown {
+                    self.grow(lines.clone(), rows, logit);
+                }
+                self.sums(&lines, rows, logit, see);
+                if grown || self.found_below(&lines, most_of(rows)) {
+                    break;
+                }
+                grown = true;
+            }
+            self.add_found(&lines);
+        }
+    }
+
+    /// Finds the sums of the exponentials of these rows, scaled.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `V`.
+    #[inline(always)]
+    unsafe fn sums(
+        &mut self,
+        lines: &Range<usize>,
+        rows: usize,
+        logit: impl Fn(usize, usize, usize) -> V,
+        see: impl Fn(usize, usize, usize, V),
+    ) {
+        let (_, elements) = whole_vectors::<V>(lines);
         let found = &mut self.found[elements.clone()];
         let references = self.references[elements].as_ptr();
         found.fill(V::Real::ZERO);
@@ -205,10 +256,38 @@ impl<V: Lanes> States<V> {
                 },
                 #[inline(always)]
                 |exp, sum| exp + sum,
-            );
-            for (state, sum) in self.states[vectors].iter_mut().zip(found.chunks_exact(V::COUNT)) {
-                state.add(V::load(sum.as_ptr()).unscaled());
-            }
+            )
+        }
+    }
+
+    /// Whether all sums that were found are below `most`.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `V`.
+    #[inline(always)]
+    unsafe fn found_below(&self, lines: &Range<usize>, most: V::Real) -> bool {
+        let (_, elements) = whole_vectors::<V>(lines);
+        let zero = V::splat(V::Real::ZERO);
+        let most = V::splat(most);
+        let passed = self.found[elements].chunks_exact(V::COUNT).fold(zero, |passed, sum| {
+            // SAFETY: chunks are as long as a vector; the rest by the caller's promise.
+            let sum = unsafe { V::load(sum.as_ptr()) }.unscaled();
+            // 0, or less than that, or NaN.
+            passed + (sum.at_most(most) - sum)
+        });
+        !passed.differs(zero)
+    }
+
+    /// Adds the sums that were found.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `V`.
+    #[inline(always)]
+    unsafe fn add_found(&mut self, lines: &Range<usize>) {
+        let (vectors, elements) = whole_vectors::<V>(lines);
+        for (state, sum) in self.states[vectors].iter_mut().zip(self.found[elements].chunks_exact(V::COUNT)) {
+            // SAFETY: chunks are as long as a vector; the rest by the caller's promise.
+            state.add(unsafe { V::load(sum.as_ptr()) }.unscaled());
         }
     }
 }
@@ -255,7 +334,9 @@ unsafe fn fold_rows<V: Lanes>(
     }
 }
 
-/// The states of the lines of a strip over `rows` rows from `src` on, whose exponentials are held if there is where.
+/// The states of the lines of a strip over `rows` rows from `src` on, whose exponentials are held if there is where. Their maxima
+/// are those of all rows where that is to be `exact`; else they may be of the first, and what is above them is at most [e¹⁶](most_of)
+/// times as great.
 ///
 /// # Safety
 /// The CPU has the instructions of `S`, the rows are there, and so is the room for what is held.
@@ -265,6 +346,7 @@ pub(super) unsafe fn states<S: Simd, T: Element>(
     strip: &Strip,
     rows: usize,
     schedule: Schedule,
+    exact: bool,
     mut held: Option<&mut HeldStrip<T::Lanes<S>>>,
 ) -> Vec<SoftmaxState<T::Lanes<S>>> {
     let mut states = States::<T::Lanes<S>>::empty(strip.width);
@@ -281,34 +363,45 @@ pub(super) unsafe fn states<S: Simd, T: Element>(
             states.grow(lines.clone(), rows, logit);
         }
         for first in (0..rows).step_by(ROWS) {
-            let rows = ROWS.min(rows - first);
-            if !max_first {
-                states.grow(
-                    lines.clone(),
-                    rows,
-                    #[inline(always)]
-                    move |row, i, count| logit(first + row, i, count),
-                );
-            }
+            let (lines, rows) = (lines.clone(), ROWS.min(rows - first));
             let logit = {
                 #[inline(always)]
-                move |row: usize, i: usize, count: usize| {
-                    S::prefetch(src.wrapping_add((first + row + ROWS) * stride + i));
-                    logit(first + row, i, count)
-                }
+                move |row: usize, i: usize, count: usize| logit(first + row, i, count)
+            };
+            let ahead = {
+                #[inline(always)]
+                move |row: usize, i: usize| S::prefetch(src.wrapping_add((first + row + ROWS) * stride + i))
             };
             match &mut held {
                 Some(held) => {
-                    held.push(&states.references);
-                    states.add(lines.clone(), rows, logit, held::hold::<S, _>(held.row(first), held.pitch()))
+                    let (to, pitch) = held.group(first);
+                    let hold = held::hold::<S, _>(to, pitch);
+                    let see = {
+                        #[inline(always)]
+                        move |row: usize, i: usize, count: usize, exp: T::Lanes<S>| {
+                            ahead(row, i);
+                            hold(row, i, count, exp);
+                        }
+                    };
+                    if max_first {
+                        states.add(lines, rows, logit, see);
+                    } else {
+                        states.take(lines, rows, first == 0, logit, see);
+                    }
+                    held.push(first, rows, &states.references);
                 }
-                None => states.add(
-                    lines.clone(),
-                    rows,
-                    logit,
-                    #[inline(always)]
-                    |_, _, _, _| (),
-                ),
+                None => {
+                    let see = {
+                        #[inline(always)]
+                        move |row: usize, i: usize, _: usize, _: T::Lanes<S>| ahead(row, i)
+                    };
+                    if max_first {
+                        states.add(lines, rows, logit, see);
+                    } else {
+                        // All, where results are made of the maximum.
+                        states.take(lines, rows, first == 0 || exact, logit, see);
+                    }
+                }
             }
         }
     }
@@ -327,11 +420,11 @@ impl<T: Element> Softmax<'_, T> {
         let strip = Strip::new(unit, self.0.lines);
         let (start, elements) = strip.span(&(0..len));
         let out = self.0.out.at(start, elements);
-        held.begin(&strip, out);
+        let src: *const T = self.0.src.at(start, elements);
+        held.begin(&strip, src, out);
         // SAFETY of the block: each row is written before it is read; the rest by the caller's promise.
         unsafe {
-            let src: *const T = self.0.src.at(start, elements);
-            let states = states::<S, T>(src, &strip, len, self.0.schedule, Some(held));
+            let states = states::<S, T>(src, &strip, len, self.0.schedule, false, Some(held));
             let references = flat(
                 &states,
                 #[inline(always)]
@@ -356,8 +449,9 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
     unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
         let strip = Strip::new(unit, self.0.lines);
         let (start, len) = strip.span(&range);
+        let exact = self.0.output == Output::LogProbability;
         // SAFETY: the rows are there; the rest by the caller's promise.
-        unsafe { states::<S, T>(self.0.src.at(start, len), &strip, range.len(), self.0.schedule, None) }
+        unsafe { states::<S, T>(self.0.src.at(start, len), &strip, range.len(), self.0.schedule, exact, None) }
     }
 
     #[inline(always)]
@@ -379,23 +473,44 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
             |state| state.finish().sum,
         );
         scale.iter_mut().for_each(|sum| *sum = self.0.output.scale::<T::Lanes<S>>(*sum));
+        let one = T::Lanes::<S>::splat(T::Real::ONE);
         for j in range {
             let (src, out) = (self.0.src.at(strip.row(j), strip.width), self.0.out.at(strip.row(j), strip.width));
             // SAFETY of the block: the elements are there, and `max` and `scale` are a vector longer than the row; the rest
             // by the caller's promise.
             unsafe {
-                T::write::<S>(
-                    out,
-                    strip.width,
+                let shifted = {
                     #[inline(always)]
-                    |i, count| {
+                    |i: usize, count: usize| {
                         // Memory that is written is read first.
                         S::prefetch(out.wrapping_add(AHEAD_ROWS * strip.stride + i));
                         S::prefetch(src.wrapping_add(AHEAD_ROWS * strip.stride + i));
-                        let shifted = read::<S, T>(src, i, count) - T::Lanes::<S>::load(max.as_ptr().add(i));
-                        self.0.output.of(shifted, T::Lanes::<S>::load(scale.as_ptr().add(i)))
-                    },
-                )
+                        read::<S, T>(src, i, count) - T::Lanes::<S>::load(max.as_ptr().add(i))
+                    }
+                };
+                // A loop of its own for each.
+                match self.0.output {
+                    Output::Probability => T::write::<S>(
+                        out,
+                        strip.width,
+                        #[inline(always)]
+                        |i, count| {
+                            let p = shifted(i, count).scaled_exp() * T::Lanes::<S>::load(scale.as_ptr().add(i));
+                            // What is above the maximum of the first rows may have come out a little over its sum.
+                            if T::Lanes::<S>::SATURATES {
+                                p.at_most(one)
+                            } else {
+                                p
+                            }
+                        },
+                    ),
+                    Output::LogProbability => T::write::<S>(
+                        out,
+                        strip.width,
+                        #[inline(always)]
+                        |i, count| shifted(i, count) - T::Lanes::<S>::load(scale.as_ptr().add(i)),
+                    ),
+                }
             }
         }
     }

@@ -7,19 +7,20 @@ use super::level::Simd;
 use super::Element;
 use crate::state::{root_of_rescaling, Number, Real};
 
-/// A strip holds as many bytes at most where its results are to be, before they leave the second cache, …
-const MAX_IN_OUTPUT: usize = 1 << 18;
-/// … and so many aside.
-const MAX_ASIDE: usize = 1 << 19;
+/// A strip holds as many bytes at most, where its results are to be or aside, before they leave the second cache.
+const MAX_HELD: usize = 1 << 19;
 
 /// [Scaled](Lanes::scaled_exp) exponentials, those of each group of [`ROWS`] rows relative to references of their own.
 pub(super) struct HeldStrip<V: Lanes> {
     /// Where those of the first row are, and how far apart rows are.
     start: *mut V::Real,
     pitch: usize,
+    /// Whether that is where the input is, and a group of it may be needed a second time.
+    over_input: bool,
     width: usize,
     /// Of each group, line by line in whole vectors.
     references: Vec<V::Real>,
+    /// All, or then those of a group.
     aside: Vec<V::Real>,
 }
 
@@ -28,26 +29,29 @@ impl<V: Lanes> HeldStrip<V> {
     /// would be won: relative to its maximum a line of one element becomes exactly 1.
     pub fn new<T: Element<Real = V::Real>>(len: usize, inner: usize) -> Option<Self> {
         let width = WIDTH.min(inner);
-        let (room, max) = match T::KEEP {
-            Keep::InOutput => (0, MAX_IN_OUTPUT),
-            Keep::Aside => (len * width, MAX_ASIDE),
+        let room = match T::KEEP {
+            Keep::InOutput => 0,
+            Keep::Aside => len * width,
             Keep::Nowhere => return None,
         };
-        if len <= ROWS || len > max / size_of::<V::Real>() / width {
+        if len <= ROWS || len > MAX_HELD / size_of::<V::Real>() / width {
             return None;
         }
         let (start, references) = (std::ptr::null_mut(), Vec::new());
-        Some(Self { start, pitch: 0, width, references, aside: Vec::with_capacity(room) })
+        Some(Self { start, pitch: 0, over_input: false, width, references, aside: Vec::with_capacity(room) })
     }
 
-    /// Takes the next strip, whose results are to be at `out`.
-    pub fn begin<T: Element<Real = V::Real>>(&mut self, strip: &Strip, out: *mut T) {
-        (self.start, self.pitch) = match T::KEEP {
-            Keep::InOutput => (out.cast(), strip.stride),
-            Keep::Aside | Keep::Nowhere => (self.aside.as_mut_ptr(), strip.width),
+    /// Takes the next strip, which is at `src` and whose results are to be at `out`.
+    pub fn begin<T: Element<Real = V::Real>>(&mut self, strip: &Strip, src: *const T, out: *mut T) {
+        (self.start, self.pitch, self.over_input) = match T::KEEP {
+            Keep::InOutput => (out.cast(), strip.stride, V::SATURATES && src == out),
+            Keep::Aside | Keep::Nowhere => (self.aside.as_mut_ptr(), strip.width, false),
         };
         self.width = strip.width;
         self.references.clear();
+        if self.over_input {
+            self.aside.reserve(ROWS * self.width);
+        }
     }
 
     /// Where the exponentials of a row are, as many as there are lines.
@@ -56,14 +60,30 @@ impl<V: Lanes> HeldStrip<V> {
         self.start.wrapping_add(j * self.pitch)
     }
 
-    /// How far apart rows are.
-    pub fn pitch(&self) -> usize {
-        self.pitch
+    /// Where the exponentials of the group that starts with this row are to be, and how far apart its rows.
+    #[inline(always)]
+    pub fn group(&mut self, first: usize) -> (*mut V::Real, usize) {
+        if self.over_input {
+            (self.aside.as_mut_ptr(), self.width)
+        } else {
+            (self.row(first), self.pitch)
+        }
     }
 
-    /// Notes what the exponentials of the next group are relative to.
+    /// Takes the `rows` of that group, and notes what they are relative to.
+    ///
+    /// # Safety
+    /// They are [where](Self::group) they are to be.
     #[inline(always)]
-    pub fn push(&mut self, references: &[V::Real]) {
+    pub unsafe fn push(&mut self, first: usize, rows: usize, references: &[V::Real]) {
+        if self.over_input {
+            for i in 0..rows {
+                // SAFETY: there is room for the row in both places.
+                unsafe {
+                    self.row(first + i).copy_from_nonoverlapping(self.aside.as_ptr().add(i * self.width), self.width)
+                }
+            }
+        }
         self.references.extend_from_slice(references);
     }
 
@@ -96,7 +116,7 @@ impl<V: Lanes> HeldStrip<V> {
 /// # Safety
 /// The CPU has the instructions of `S`, and what is asked of the function answered has room there.
 #[inline(always)]
-pub(super) unsafe fn hold<S: Simd, V: Lanes>(to: *mut V::Real, pitch: usize) -> impl Fn(usize, usize, usize, V) {
+pub(super) unsafe fn hold<S: Simd, V: Lanes>(to: *mut V::Real, pitch: usize) -> impl Fn(usize, usize, usize, V) + Copy {
     #[inline(always)]
     move |row, i, count, exp| {
         // Memory that is written is read first.

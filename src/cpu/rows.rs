@@ -1,7 +1,7 @@
 //! Lines along the last dimension: each is contiguous.
 
 use super::element::Keep;
-use super::lanes::{each, fold, sum_of_long_terms, Lanes, Pack};
+use super::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
 use super::{Element, Pass};
 use crate::op::{Output, Schedule};
@@ -36,6 +36,12 @@ const SAMPLE_VECTORS: usize = 4;
 /// elements; NaN is not below.
 const MOST_OF_SAMPLE: f64 = 8192.0;
 const _: () = assert!(MAX_KEPT < MOST_OF_SAMPLE as usize);
+/// What the sum of `count` exponentials relative to the maximum of others is to be below, up to 1024 of them: as much as it may be
+/// where the [reference](SoftmaxState::reference) is their own, e⁸ for each; and none is e¹⁶.
+pub(super) fn most_of<R: Real>(count: usize) -> R {
+    R::nearest(count as f64 * 4096.0)
+}
+
 /// A sample below is rather of what is masked than of logits.
 const LEAST_SAMPLE: f64 = -1e3;
 
@@ -141,7 +147,9 @@ pub(super) struct CacheLines<T>(pub T);
 pub(super) struct Softmax<'a, T>(pub super::Forward<'a, T>);
 
 impl<T: Element> Softmax<'_, T> {
-    /// The state of `len` elements; `keep(start, count, reference, exponentials)` sees the terms of its sum.
+    /// The state of `len` elements, whose maximum is that of all where it is to be `exact`, or of the first, as of strips;
+    /// `keep(start, count, reference, exponentials)` sees the terms of its sum, those of a block a second time if the first is to be
+    /// forgotten, and `done(start, count)` is called after each block.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`, and `xs` is valid for reads of `len` elements.
@@ -150,7 +158,9 @@ impl<T: Element> Softmax<'_, T> {
         &self,
         xs: *const T,
         len: usize,
+        exact: bool,
         mut keep: impl FnMut(usize, usize, T::Real, T::Lanes<S>),
+        mut done: impl FnMut(usize, usize),
     ) -> SoftmaxState<T::Real> {
         let mut state = SoftmaxState::empty();
         // SAFETY of the block: as promised by the caller.
@@ -160,18 +170,27 @@ impl<T: Element> Softmax<'_, T> {
             }
             for (start, len) in blocks::<T::Lanes<S>>(0..len) {
                 let xs = xs.add(start);
-                let reference = match self.0.schedule {
-                    Schedule::Safe => state.reference(),
-                    Schedule::Online | Schedule::Reduce => state.grow(max_of::<S, T>(xs, len)),
+                let mut grown = exact || start == 0 || !T::Lanes::<S>::SATURATES;
+                let sum = loop {
+                    let reference = match self.0.schedule {
+                        Schedule::Online | Schedule::Reduce if grown => state.grow(max_of::<S, T>(xs, len)),
+                        _ => state.reference(),
+                    };
+                    let sum = exp_sum::<S, T>(
+                        xs,
+                        len,
+                        reference,
+                        AHEAD_BLOCKS * BLOCK_VECTORS * T::Lanes::<S>::COUNT,
+                        #[inline(always)]
+                        |i, count, exp| keep(start + i, count, reference, exp),
+                    );
+                    if grown || sum < most_of(len) {
+                        break sum;
+                    }
+                    grown = true;
                 };
-                state.add(exp_sum::<S, T>(
-                    xs,
-                    len,
-                    reference,
-                    AHEAD_BLOCKS * BLOCK_VECTORS * T::Lanes::<S>::COUNT,
-                    #[inline(always)]
-                    |i, count, exp| keep(start + i, count, reference, exp),
-                ));
+                state.add(sum);
+                done(start, len);
             }
         }
         state
@@ -333,16 +352,27 @@ impl<T: Element> Softmax<'_, T> {
         let xs: *const T = self.0.src.at(line * len, len);
         let out = self.0.out.at(line * len, len);
         let mut references = [T::Real::ZERO; KEPT_IN_OUTPUT / BLOCK_VECTORS / 4];
+        // What would take the place of the input waits: a block of it may be needed a second time.
+        let over_input = T::Lanes::<S>::SATURATES && kept.cast_const().cast() == xs;
+        let mut waiting = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; BLOCK_VECTORS * MAX_LANES]);
+        let waiting = waiting.0.as_mut_ptr().cast::<T::Real>();
         // SAFETY of the block: the elements are there; the rest by the caller's promise.
         unsafe {
             let state = self.state::<S>(
                 xs,
                 len,
+                false,
                 #[inline(always)]
                 |i, count, reference, exp| {
                     references[i / block] = reference;
                     S::prefetch(kept.wrapping_add(i + ahead::<T::Real>()));
-                    exp.put(kept.add(i), count);
+                    exp.put(if over_input { waiting.add(i % block) } else { kept.add(i) }, count);
+                },
+                #[inline(always)]
+                |start, len| {
+                    if over_input {
+                        kept.add(start).copy_from_nonoverlapping(waiting, len);
+                    }
                 },
             );
             let moved = |&(_, reference): &(_, &T::Real)| reference.differs(state.reference());
@@ -493,8 +523,11 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
             self.state::<S>(
                 xs,
                 range.len(),
+                true,
                 #[inline(always)]
                 |_, _, _, _| (),
+                #[inline(always)]
+                |_, _| (),
             )
         }
     }

@@ -363,7 +363,7 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
         });
         let mut parts = Vec::new();
         // SAFETY: the rows are there; the rest by the caller's promise.
-        for state in unsafe { columns::states::<S, T>(src, &strip, range.len(), Schedule::Reduce, None) } {
+        for state in unsafe { columns::states::<S, T>(src, &strip, range.len(), Schedule::Reduce, true, None) } {
             parts.push(Part { state, ..Part::empty() });
         }
         let Some((classes, pivots)) = &smoothed else { return parts };

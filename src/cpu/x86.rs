@@ -705,7 +705,8 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn f16_to_f32(x: U16x16) -> F32x16 {
-        F32x16(unsafe { _mm512_cvtph_ps(x.0) })
+        // `_mm512_cvtph_ps` rules out what is read from memory in the same instruction.
+        F32x16(unsafe { _mm512_cvt_roundph_ps::<_MM_FROUND_CUR_DIRECTION>(x.0) })
     }
     #[inline(always)]
     fn f32_to_f16(x: F32x16) -> U16x16 {

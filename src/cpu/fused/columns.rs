@@ -368,13 +368,31 @@ impl<T: Element> Columns<'_, T> {
                     for first in (0..rows).step_by(ROWS) {
                         let group = Group::new(first, ROWS.min(rows - first), &mut memory);
                         // Where exponentials are held, or, for nobody, in place of the logits.
-                        let (held_at, pitch) = match &held {
-                            Some(held) => (held.row(first), held.pitch()),
+                        let (held_at, pitch) = match &mut held {
+                            Some(held) => held.group(first),
                             None => (group.row(0), ROW),
                         };
                         for (segment, &of) in side.segments.iter().zip(&origins) {
                             let lines = segment.at..segment.at + segment.len;
-                            let (z, held_at) = (group.row(0).add(segment.at), held_at.add(segment.at));
+                            let held_at = held_at.add(segment.at);
+                            let hold = held::hold::<S, _>(held_at, pitch);
+                            if T::Lanes::<S>::SATURATES {
+                                // Logits are made once, but for the first and what moves a reference.
+                                states.take(
+                                    lines,
+                                    group.rows,
+                                    first == 0,
+                                    #[inline(always)]
+                                    move |row, i, count| logit(&of, first + row, i, count),
+                                    #[inline(always)]
+                                    move |row, i, count, exp| {
+                                        ahead(&of, first + row + ROWS, i);
+                                        hold(row, i, count, exp);
+                                    },
+                                );
+                                continue;
+                            }
+                            let z = group.row(0).add(segment.at);
                             states.grow(
                                 lines.clone(),
                                 group.rows,
@@ -393,17 +411,17 @@ impl<T: Element> Columns<'_, T> {
                                     ahead(&of, first + row + ROWS, i);
                                     T::Lanes::<S>::load(z.add(row * ROW + i))
                                 },
-                                held::hold::<S, _>(held_at, pitch),
+                                hold,
                             );
                         }
                         if let Some(held) = &mut held {
-                            held.push(&states.references);
+                            held.push(first, group.rows, &states.references);
                         }
                     }
                 }
                 Todo::Write(out, [max, scale]) => {
                     let (start, len) = side.strip.span(&range);
-                    let out = out.at(start, len);
+                    let (out, limit) = (out.at(start, len), T::Lanes::<S>::splat(call.most()));
                     // Of two groups of rows: a CPU waits for bytes that it has only just written and reads in other portions.
                     let mut kept = [[[0; ROW]; PER_COUNTER]; 2];
                     let mut first = 0;
@@ -429,7 +447,13 @@ impl<T: Element> Columns<'_, T> {
                                         ahead(&of, j + ROWS, i);
                                         let z = logit(&of, j, i, count);
                                         let exp = (z - T::Lanes::<S>::load(max.add(i))).scaled_exp();
-                                        exp * T::Lanes::<S>::load(scale.add(i))
+                                        let result = exp * T::Lanes::<S>::load(scale.add(i));
+                                        // As of softmax: above the maximum of the first rows.
+                                        if T::Lanes::<S>::SATURATES {
+                                            result.at_most(limit)
+                                        } else {
+                                            result
+                                        }
                                     }
                                 };
                                 let keep = side.kept(range.start + j, kept).map(|keep| keep.wrapping_add(segment.at));
@@ -451,10 +475,9 @@ impl<T: Element> Columns<'_, T> {
     unsafe fn holding<S: Simd>(&self, side: &Side<T>, len: usize, out: Elements<T>, held: &mut HeldStrip<T::Lanes<S>>) {
         let (start, elements) = side.strip.span(&(0..len));
         let out = out.at(start, elements);
-        let limit = self.call.options.dropout.map_or(T::Real::ONE, |dropout| T::Real::nearest(dropout.kept_scale()));
         let mut kept = [[0; ROW]; PER_COUNTER];
         let mut states = States::empty(side.strip.width);
-        held.begin(&side.strip, out);
+        held.begin(&side.strip, self.call.scores.at(start, elements), out);
         // SAFETY of the block: each row is written before it is read; the rest by the caller's promise.
         unsafe {
             self.directly::<S>(side, 0..len, Todo::Reduce(&mut states, Some(held)));
@@ -462,7 +485,7 @@ impl<T: Element> Columns<'_, T> {
             held::write::<S, T>(
                 held,
                 &scales,
-                limit,
+                self.call.most(),
                 out,
                 (len, side.strip.stride),
                 #[inline(always)]

@@ -295,10 +295,15 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    /// What [`Output::of`] takes beside maxima, in place of sums; what dropout keeps is that much larger.
+    /// What probabilities are at most: what dropout keeps is larger than 1.
+    pub(super) fn most(&self) -> T::Real {
+        self.options.dropout.map_or(T::Real::ONE, |dropout| T::Real::nearest(dropout.kept_scale()))
+    }
+
+    /// What [`Output::of`] takes beside maxima, in place of sums, for results that are [so much](Self::most) at most.
     #[inline(always)]
     pub(super) fn scale_each<V: Lanes<Real = T::Real>>(&self, sums: &mut [T::Real]) {
-        let kept = self.options.dropout.map_or(T::Real::ONE, |dropout| T::Real::nearest(dropout.kept_scale()));
+        let kept = self.most();
         for sum in sums {
             *sum = self.options.output.scale::<V>(*sum) * kept;
         }

@@ -279,7 +279,6 @@ impl<'a, S: Simd, T: Element> Batch<'a, S, T> {
     #[inline(always)]
     fn new(call: &'a Call<'a, T>, len: usize) -> Self {
         let [zero, none] = [T::Real::ZERO, T::Real::NEG_INFINITY];
-        let factor = call.options.dropout.map_or(1.0, |dropout| dropout.kept_scale());
         let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
         Self {
             call,
@@ -291,7 +290,7 @@ impl<'a, S: Simd, T: Element> Batch<'a, S, T> {
             sink: T::Lanes::<S>::splat(none),
             sums: [T::Lanes::<S>::splat(zero); MAX_LANES],
             scales: [zero; MAX_LANES],
-            factor: T::Lanes::<S>::splat(T::Real::nearest(factor) * T::Lanes::<S>::UNSCALE),
+            factor: T::Lanes::<S>::splat(call.most() * T::Lanes::<S>::UNSCALE),
             of_nothing: T::Lanes::<S>::splat(call.scales::<T::Lanes<S>>(None).1),
         }
     }
@@ -714,8 +713,7 @@ impl<T: Element> Rows<'_, T> {
             ahead: lag * len + ahead::<T>(),
         };
         let (steps, count) = (self.call.steps_along(), lines.len());
-        let factor = self.call.options.dropout.map_or(T::Real::ONE, |dropout| T::Real::nearest(dropout.kept_scale()));
-        let factor = factor * T::Lanes::<S>::UNSCALE;
+        let factor = self.call.most() * T::Lanes::<S>::UNSCALE;
         let (_, of_nothing) = self.call.scales::<T::Lanes<S>>(None);
         let mut kept = [0; random::room(MAX_BLOCK)];
         let mut places = self.call.geometry.places(lines.start);
