@@ -95,8 +95,8 @@ pub(crate) struct Last<R> {
 
 #[derive(Clone, Copy)]
 pub(super) enum Make<R> {
-    /// Scaled exponentials become probabilities.
-    Scaled(R),
+    /// Scaled exponentials become probabilities with a scale, and these are so much at most.
+    Scaled(R, R),
     /// Logits become results, with what [`Call::scales`] gives.
     Of(Output, R, R),
     /// The same with a maximum and a scale for each, and as many more as a vector has.
@@ -109,7 +109,7 @@ impl<R: Real> Last<R> {
     #[inline(always)]
     unsafe fn of<V: Lanes<Real = R>>(&self, i: usize, x: V) -> V {
         let x = match self.make {
-            Make::Scaled(scale) => x * V::splat(scale),
+            Make::Scaled(scale, most) => (x * V::splat(scale)).at_most(V::splat(most)),
             Make::Of(output, max, scale) => output.of(x - V::splat(max), V::splat(scale)),
             // SAFETY: there is one of both for each, and for a vector more.
             Make::OfEach(output, max, scale) => unsafe { output.of(x - V::load(max.add(i)), V::load(scale.add(i))) },
@@ -146,7 +146,7 @@ unsafe fn narrow<S: Simd, T: Element>(to: &Elements<T>, count: usize, mut part: 
         unsafe {
             // A loop of its own for what is asked for most.
             match last {
-                Last { make: make @ Make::Scaled(_), keep: None } => {
+                Last { make: make @ Make::Scaled(..), keep: None } => {
                     narrow_part::<S, T>(to, len, from, Last { make, keep: None })
                 }
                 Last { make: Make::OfEach(Output::Probability, max, scale), keep: None } => {

@@ -2,6 +2,7 @@
 
 use super::any::{Any, Last, Make, Part, Wide};
 use super::logits::{block, exp_sum, keep_along, with_sink, Call, Run, MAX_BLOCK};
+use crate::cpu::element::Keep;
 use crate::cpu::lanes::{Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::random;
@@ -9,7 +10,7 @@ use crate::cpu::rows::{blocks, BLOCK_VECTORS};
 use crate::cpu::{Element, Pass};
 use crate::fused::{Place, Places};
 use crate::op::Output;
-use crate::state::{CompensatedSum, Normalizer, Number, Real, SoftmaxState};
+use crate::state::{root_of_rescaling, CompensatedSum, Normalizer, Number, Real, SoftmaxState};
 use std::ops::Range;
 
 /// Lines up to this length are held whole, so that logits and exponentials are taken once: they stay in the second cache.
@@ -86,6 +87,82 @@ impl<T: Element> Rows<'_, T> {
             sum.add(part);
         }
         sum.value()
+    }
+}
+
+impl<T: Element> Rows<'_, T> {
+    /// Lines of several blocks, whose exponentials are held: they are taken while the logits of a few blocks are in the first cache,
+    /// each block's relative to the reference it had.
+    ///
+    /// # Safety
+    /// As of [`Pass::whole`], for probabilities of lines of up to [`HELD`] elements.
+    #[inline(always)]
+    unsafe fn long<S: Simd>(&self, lines: Range<usize>, len: usize) {
+        let call = &self.call;
+        let held = Held::<T::Real>::new(len.next_multiple_of(T::Lanes::<S>::COUNT));
+        let blocks_together = TOGETHER / (BLOCK_VECTORS * T::Lanes::<S>::COUNT);
+        let (mut runs, mut references) = (Vec::new(), Vec::new());
+        let mut places = call.geometry.places(lines.start);
+        let mut kept = [0; random::room(MAX_BLOCK)];
+        for line in lines {
+            let place = places.next();
+            let keys = call.keys(place.query, &(0..len));
+            runs.clear();
+            references.clear();
+            for (start, len) in blocks::<T::Lanes<S>>(keys.clone()) {
+                runs.push(call.run_along(&place, start, len, held.start.wrapping_add(start - keys.start)));
+            }
+            let mut state = SoftmaxState::empty();
+            // SAFETY of the block: there is room for the logits, and they are there when they are read; the rest by the caller's
+            // promise.
+            unsafe {
+                for runs in runs.chunks_mut(blocks_together.max(1)) {
+                    call.logits::<S>(runs, call.steps_along());
+                    for run in runs {
+                        let (xs, z) = (call.scores.at(run.scores, run.len).wrapping_add(TOGETHER), run.z);
+                        let reference = state.grow(run.max);
+                        references.push(reference);
+                        state.add(exp_sum::<T::Lanes<S>>(
+                            z,
+                            run.len,
+                            reference,
+                            #[inline(always)]
+                            |i, exp| {
+                                S::prefetch(xs.wrapping_add(i));
+                                exp.store(z.add(i));
+                            },
+                        ));
+                    }
+                }
+                if let Some(sink) = call.sink::<S>(place.sink) {
+                    let reference = state.grow(sink);
+                    state.add((sink - reference).exp());
+                }
+                let nothing = state.max() == T::Real::NEG_INFINITY && state.sum() == T::Real::ZERO;
+                let found = (!nothing).then(|| Normalizer { max: state.reference(), sum: state.sum() });
+                let (reference, scale) = call.scales::<T::Lanes<S>>(found);
+                self.write_outside::<S>(&place, &(0..len), &keys, (reference, scale));
+                let moved = |&(_, held): &(_, &T::Real)| !nothing && held.differs(reference);
+                for (run, &held) in runs.iter().zip(&references).filter(moved) {
+                    let root = T::Lanes::<S>::splat(root_of_rescaling(held, reference));
+                    for i in (0..run.len).step_by(T::Lanes::<S>::COUNT) {
+                        let z = run.z.add(i);
+                        (T::Lanes::<S>::load(z) * root * root).store(z);
+                    }
+                }
+                T::Real::store_any::<S>(
+                    &self.out,
+                    runs.len(),
+                    #[inline(always)]
+                    |i| {
+                        let run = &runs[i];
+                        let keep = keep_along::<S, T>(call, line, run.scores - place.scores, run.len, &mut kept);
+                        let make = Make::Scaled(scale, call.most());
+                        Part { start: run.scores, len: run.len, from: run.z, last: Last { make, keep } }
+                    },
+                );
+            }
+        }
     }
 }
 
@@ -233,6 +310,11 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
             // SAFETY: as promised by the caller.
             return unsafe { Pass::<S>::one_by_one(self, lines, len) };
         }
+        // Those of f64 would not be exact enough where results are subnormal.
+        if len > TOGETHER && T::KEEP != Keep::Nowhere && !self.call.is_log() {
+            // SAFETY: as promised by the caller.
+            return unsafe { self.long::<S>(lines, len) };
+        }
         let mut together = Together::new::<S>(&self.call, &lines, len);
         let mut kept = [0; random::room(MAX_BLOCK)];
         for first in lines.clone().step_by(together.count) {
@@ -276,7 +358,7 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
                         let (line, run) = (&work[at], &runs[i]);
                         let (max, scale) = line.found;
                         let make = match self.call.options.output {
-                            Output::Probability => Make::Scaled(scale),
+                            Output::Probability => Make::Scaled(scale, self.call.most()),
                             output => Make::Of(output, max, scale),
                         };
                         let start = run.scores - line.place.scores;
