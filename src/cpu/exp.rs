@@ -3,9 +3,11 @@
 //! exp(x) = 2^(n/N) · exp(r) with n = round(x · N / ln 2) and r = x − n · ln 2 / N in ±0.35 / N, where exp(r) is a polynomial, the
 //! shorter the greater N is. 2^(n/N) is made of n's bits, and of a table of N powers where the lanes of a register or two can be
 //! one (P. T. P. Tang, Table-driven implementation of the exponential function in IEEE floating-point arithmetic, 1989). AVX-512 has
-//! an instruction for what n's bits are put together for: see [`Scales`].
+//! an instruction for what n's bits are put together for: see `Scales`.
 
-use super::lanes::{Lanes, Powers, Scales};
+#[cfg(target_arch = "x86_64")]
+use super::lanes::Scales;
+use super::lanes::{Lanes, Powers};
 use crate::state::Real;
 
 /// The greatest x that exp is defined for here. Softmax asks for less: nothing passes the reference by more than 16.
@@ -62,9 +64,11 @@ pub(crate) fn exp_f32<V: Lanes<Real = f32>>(x: V) -> V {
 }
 
 /// As many steps there are from one power of two to the next in [`saturating_exp_f32`].
+#[cfg(target_arch = "x86_64")]
 pub(super) const SCALED_STEPS: usize = 32;
 
-/// [`Lanes::scaled_exp`] for vectors that [scale](Scales): two steps less, and ∞ or NaN for x above 45.
+/// [`Lanes::scaled_exp`] for vectors that [scale](Scales); ∞ or NaN for x above 45.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) fn saturating_exp_f32<V: Scales<Real = f32>>(x: V) -> V {
     // Adding it leaves the steps in the low bits.
@@ -72,7 +76,7 @@ pub(super) fn saturating_exp_f32<V: Scales<Real = f32>>(x: V) -> V {
     let shifted = x.mul_add(V::splat(std::f32::consts::LOG2_E), V::splat(ROUND));
     // In powers of two, not in steps.
     let n = shifted - V::splat(ROUND);
-    // Off by 1.9e-8 · n.
+    // Off by 1.9e-9 · n.
     let r = n.mul_add(V::splat(-std::f32::consts::LN_2), x);
     // As below; 5.3e-8
     let slope = polynomial(r, [0.499_999_97, 1.000_014_7]);

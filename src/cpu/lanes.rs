@@ -152,6 +152,7 @@ pub(crate) trait Powers: Lanes {
 }
 
 /// Vectors with an instruction that multiplies by powers of two.
+#[cfg(target_arch = "x86_64")]
 pub(crate) trait Scales: Lanes {
     /// 2^(i/32) / [`UNSCALE`](Lanes::UNSCALE) for the i that is in the low bits.
     fn step(self) -> Self;
