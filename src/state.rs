@@ -216,6 +216,13 @@ impl<N: Number> SoftmaxState<N> {
         self.sum.add(part);
     }
 
+    /// Takes in one number.
+    #[inline(always)]
+    pub fn push(&mut self, x: N) {
+        let reference = self.grow(x);
+        self.add((x - reference).exp());
+    }
+
     /// The state of the union of two sets.
     #[inline(always)]
     pub fn merge(&mut self, mut other: Self) {
@@ -250,10 +257,14 @@ impl<N: Number> SoftmaxState<N> {
 }
 
 impl<R: Real> SoftmaxState<R> {
-    /// [`finish`](Self::finish), or `None` if there was nothing above −∞, and no NaN.
+    /// Whether there was nothing above −∞, and no NaN.
+    pub fn is_nothing(&self) -> bool {
+        self.max == R::NEG_INFINITY && self.sum() == R::ZERO
+    }
+
+    /// [`finish`](Self::finish), or `None` if there [was nothing](Self::is_nothing).
     pub fn normalizer(self) -> Option<Normalizer<R>> {
-        let nothing = self.max == R::NEG_INFINITY && self.sum() == R::ZERO;
-        (!nothing).then(|| self.finish())
+        (!self.is_nothing()).then(|| self.finish())
     }
 }
 

@@ -12,6 +12,9 @@ use std::ops::Range;
 /// A block adds this many vectors plainly, 16 to each of [`fold`]'s accumulators: rounding cannot pile up.
 pub(super) const BLOCK_VECTORS: usize = 64;
 
+/// No block has more elements.
+pub(super) const MAX_BLOCK: usize = BLOCK_VECTORS * MAX_LANES;
+
 /// No line keeps more exponentials in the first cache rather than take them twice, …
 const MAX_KEPT: usize = 4096;
 /// … longer ones where their results are to be, up to this length, at which they would leave the second cache …
@@ -144,6 +147,28 @@ const CACHE_LINE: usize = 64;
 #[repr(align(64))]
 pub(super) struct CacheLines<T>(pub T);
 
+/// Room for a block.
+type Block<R> = CacheLines<[MaybeUninit<R>; MAX_BLOCK]>;
+
+pub(super) fn block<R>() -> Block<R> {
+    CacheLines([const { MaybeUninit::uninit() }; MAX_BLOCK])
+}
+
+/// Makes exponentials that are relative to `old` relative to `new`.
+///
+/// # Safety
+/// The CPU has the instructions of `V`, and `exps` is valid for reads and writes of `len` elements.
+#[inline(always)]
+pub(super) unsafe fn rescale<V: Lanes>(exps: *mut V::Real, len: usize, old: V::Real, new: V::Real) {
+    let root = V::splat(root_of_rescaling(old, new));
+    each::<V>(
+        0..len,
+        #[inline(always)]
+        // SAFETY: as promised by the caller.
+        |i, count| unsafe { (V::get(exps.add(i), count) * root * root).put(exps.add(i), count) },
+    )
+}
+
 pub(super) struct Softmax<'a, T>(pub super::Forward<'a, T>);
 
 impl<T: Element> Softmax<'_, T> {
@@ -226,21 +251,10 @@ impl<T: Element> Softmax<'_, T> {
     /// As of [`Pass::whole`], with 0 < `len` ≤ [`MAX_KEPT`].
     #[inline(always)]
     unsafe fn short<S: Simd>(&self, lines: Range<usize>, len: usize, output: Output) {
-        let mut kept = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; 2 * MAX_KEPT]);
-        let kept_len = len.next_multiple_of(T::Lanes::<S>::COUNT);
+        let mut kept = short_kept();
         // How far apart the lines are.
         let lag = if len <= FAR_APART { MAX_LAG } else { 1 };
-        let (start, count) = (lines.start * len, lines.len());
-        let short = Short {
-            src: self.0.src.at(start, count * len).cast_const(),
-            out: self.0.out.at(start, count * len),
-            kept: kept.0.as_mut_ptr().cast::<T::Real>(),
-            len,
-            kept_len,
-            ring: (lag + 1).next_power_of_two(),
-            ahead: lag * len + ahead::<T>(),
-            output,
-        };
+        let (short, count) = (Short::new::<S>(&self.0, &lines, len, &mut kept, lag, output), lines.len());
         let mut found = [Normalizer { max: T::Real::ZERO, sum: T::Real::ONE }; IN_WORK];
         for step in 0..count + 2 * lag {
             let read = (step < count).then_some(step);
@@ -271,12 +285,7 @@ impl<T: Element> Softmax<'_, T> {
                     }
                     if let Some(line) = summed {
                         let max = found[line % IN_WORK].max;
-                        let sum = short.sum::<S>(
-                            line,
-                            max,
-                            #[inline(always)]
-                            |_, _| (),
-                        );
+                        let sum = short.sum_alone::<S>(line, max);
                         found[line % IN_WORK] = Normalizer::new(max, sum);
                     }
                     if let Some(line) = written {
@@ -294,31 +303,16 @@ impl<T: Element> Softmax<'_, T> {
     /// As of [`Pass::whole`], with a sample's length ≤ `len` ≤ [`MAX_KEPT`], and vectors that [saturate](Lanes::SATURATES).
     #[inline(always)]
     unsafe fn sampled<S: Simd>(&self, lines: Range<usize>, len: usize) {
-        let mut kept = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; 2 * MAX_KEPT]);
-        let (start, count) = (lines.start * len, lines.len());
-        let short = Short {
-            src: self.0.src.at(start, count * len).cast_const(),
-            out: self.0.out.at(start, count * len),
-            kept: kept.0.as_mut_ptr().cast::<T::Real>(),
-            len,
-            kept_len: len.next_multiple_of(T::Lanes::<S>::COUNT),
-            ring: 2,
-            ahead: ahead::<T>(),
-            output: Output::Probability,
-        };
+        let mut kept = short_kept();
+        let short = Short::new::<S>(&self.0, &lines, len, &mut kept, 0, Output::Probability);
         let mut found = Normalizer { max: T::Real::ZERO, sum: T::Real::ONE };
         // SAFETY of the block: the lines are there; `kept` has room for two, and is read where it was written; the rest by the
         // caller's promise.
         unsafe {
-            for line in 0..count {
+            for line in 0..lines.len() {
                 let reference = short.sample::<S>(line);
                 let sum = if line == 0 {
-                    short.sum::<S>(
-                        line,
-                        reference,
-                        #[inline(always)]
-                        |_, _| (),
-                    )
+                    short.sum_alone::<S>(line, reference)
                 } else {
                     short.sum::<S>(line, reference, short.results::<S>(line - 1, found))
                 };
@@ -326,16 +320,11 @@ impl<T: Element> Softmax<'_, T> {
                     Normalizer::new(reference, sum)
                 } else {
                     let max = max_of::<S, T>(short.src.add(line * len), len);
-                    let sum = short.sum::<S>(
-                        line,
-                        max,
-                        #[inline(always)]
-                        |_, _| (),
-                    );
+                    let sum = short.sum_alone::<S>(line, max);
                     Normalizer::new(max, sum)
                 };
             }
-            if let Some(last) = count.checked_sub(1) {
+            if let Some(last) = lines.len().checked_sub(1) {
                 short.write::<S>(last, found);
             }
         }
@@ -348,13 +337,13 @@ impl<T: Element> Softmax<'_, T> {
     /// may be those of the output.
     #[inline(always)]
     unsafe fn long<S: Simd>(&self, line: usize, len: usize, kept: *mut T::Real) {
-        let block = BLOCK_VECTORS * T::Lanes::<S>::COUNT;
+        let block_len = BLOCK_VECTORS * T::Lanes::<S>::COUNT;
         let xs: *const T = self.0.src.at(line * len, len);
         let out = self.0.out.at(line * len, len);
         let mut references = [T::Real::ZERO; KEPT_IN_OUTPUT / BLOCK_VECTORS / 4];
         // What would take the place of the input waits: a block of it may be needed a second time.
         let over_input = T::Lanes::<S>::SATURATES && kept.cast_const().cast() == xs;
-        let mut waiting = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; BLOCK_VECTORS * MAX_LANES]);
+        let mut waiting = block::<T::Real>();
         let waiting = waiting.0.as_mut_ptr().cast::<T::Real>();
         // SAFETY of the block: the elements are there; the rest by the caller's promise.
         unsafe {
@@ -364,9 +353,9 @@ impl<T: Element> Softmax<'_, T> {
                 false,
                 #[inline(always)]
                 |i, count, reference, exp| {
-                    references[i / block] = reference;
+                    references[i / block_len] = reference;
                     S::prefetch(kept.wrapping_add(i + ahead::<T::Real>()));
-                    exp.put(if over_input { waiting.add(i % block) } else { kept.add(i) }, count);
+                    exp.put(if over_input { waiting.add(i % block_len) } else { kept.add(i) }, count);
                 },
                 #[inline(always)]
                 |start, len| {
@@ -377,11 +366,7 @@ impl<T: Element> Softmax<'_, T> {
             );
             let moved = |&(_, reference): &(_, &T::Real)| reference.differs(state.reference());
             for ((start, len), &reference) in blocks::<T::Lanes<S>>(0..len).zip(&references).filter(moved) {
-                let root = T::Lanes::<S>::splat(root_of_rescaling(reference, state.reference()));
-                for i in (start..start + len).step_by(T::Lanes::<S>::COUNT) {
-                    let count = T::Lanes::<S>::COUNT.min(start + len - i);
-                    (T::Lanes::<S>::get(kept.add(i), count) * root * root).put(kept.add(i), count);
-                }
+                rescale::<T::Lanes<S>>(kept.add(start), len, reference, state.reference());
             }
             let scale = T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE / state.sum());
             let one = T::Lanes::<S>::splat(T::Real::ONE);
@@ -399,6 +384,13 @@ impl<T: Element> Softmax<'_, T> {
     }
 }
 
+/// Where [`Short`] keeps exponentials.
+type ShortKept<R> = CacheLines<[MaybeUninit<R>; 2 * MAX_KEPT]>;
+
+fn short_kept<R>() -> ShortKept<R> {
+    CacheLines([const { MaybeUninit::uninit() }; 2 * MAX_KEPT])
+}
+
 /// Short lines in work, by their number from the first of them.
 struct Short<T: Element> {
     src: *const T,
@@ -414,6 +406,29 @@ struct Short<T: Element> {
 }
 
 impl<T: Element> Short<T> {
+    /// For lines that are summed `lag` lines behind the one that is read, and written as many later, or one.
+    #[inline(always)]
+    fn new<S: Simd>(
+        forward: &super::Forward<T>,
+        lines: &Range<usize>,
+        len: usize,
+        kept: &mut ShortKept<T::Real>,
+        lag: usize,
+        output: Output,
+    ) -> Self {
+        let (start, elements) = (lines.start * len, lines.len() * len);
+        Self {
+            src: forward.src.at(start, elements).cast_const(),
+            out: forward.out.at(start, elements),
+            kept: kept.0.as_mut_ptr().cast::<T::Real>(),
+            len,
+            kept_len: len.next_multiple_of(T::Lanes::<S>::COUNT),
+            ring: (lag.max(1) + 1).next_power_of_two(),
+            ahead: lag * len + ahead::<T>(),
+            output,
+        }
+    }
+
     /// # Safety
     /// There is room for the line in `kept`.
     #[inline(always)]
@@ -452,6 +467,23 @@ impl<T: Element> Short<T> {
                     );
                     sum.sum_across() * T::Lanes::<S>::UNSCALE
                 },
+            )
+        }
+    }
+
+    /// [`sum`](Self::sum) with nothing to do meanwhile.
+    ///
+    /// # Safety
+    /// As of [`sum`](Self::sum).
+    #[inline(always)]
+    unsafe fn sum_alone<S: Simd>(&self, line: usize, max: T::Real) -> T::Real {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            self.sum::<S>(
+                line,
+                max,
+                #[inline(always)]
+                |_, _| (),
             )
         }
     }

@@ -2,7 +2,7 @@
 
 use super::any::{Any, Wide};
 use super::columns::{group_memory, Group, Side, ROW};
-use super::logits::{block, keep_along, Call, Kept, Run, MAX_BLOCK};
+use super::logits::{keep_along, Call, Kept, Run};
 use super::rows::{Held, Line, Together, HELD};
 use crate::cpu::columns::{flat, merged, ROWS, WIDTH};
 use crate::cpu::exp::tanh_slope;
@@ -10,7 +10,7 @@ use crate::cpu::lanes::{each, Lanes, Pack};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::Elements;
 use crate::cpu::random::{self, PER_COUNTER};
-use crate::cpu::rows::{ahead, blocks, sum_of};
+use crate::cpu::rows::{ahead, block, blocks, sum_of, MAX_BLOCK};
 use crate::cpu::{Element, Pass};
 use crate::state::{CompensatedSum, Normalizer, Number, Real, SoftmaxState, Weighted};
 use std::ops::Range;

@@ -543,9 +543,7 @@ impl<T: Element> Columns<'_, T> {
         unsafe {
             if let Some(sinks) = side.sinks::<S>() {
                 for (state, chunk) in states.iter_mut().zip(sinks.chunks_exact(T::Lanes::<S>::COUNT)) {
-                    let sink = T::Lanes::<S>::load(chunk.as_ptr());
-                    let reference = state.grow(sink);
-                    state.add((sink - reference).exp());
+                    state.push(T::Lanes::<S>::load(chunk.as_ptr()));
                 }
             }
         }

@@ -1,10 +1,10 @@
 //! What is read, and the logits made of it.
 
-use crate::cpu::lanes::{each, sum_of_long_terms, Lanes, Pack, MAX_LANES};
+use crate::cpu::lanes::{each, sum_of_long_terms, Lanes, Pack};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::Elements;
 use crate::cpu::random;
-use crate::cpu::rows::{ahead, CacheLines, BLOCK_VECTORS, FAR_APART};
+use crate::cpu::rows::{ahead, FAR_APART, MAX_BLOCK};
 use crate::cpu::statistics::one;
 use crate::cpu::Element;
 use crate::fused::{Around, Geometry, MaskedRows, Operand, Options, Place};
@@ -13,9 +13,6 @@ use crate::state::{Normalizer, Number, Real, SoftmaxState};
 use candle_core::{CpuStorage, Result, WithDType};
 use std::mem::MaybeUninit;
 use std::ops::Range;
-
-/// No block has more elements.
-pub(super) const MAX_BLOCK: usize = BLOCK_VECTORS * MAX_LANES;
 
 /// Scores that are neighbours in memory, at most a block, and what is beside them.
 pub(super) struct Run<R> {
@@ -393,17 +390,9 @@ pub(super) unsafe fn exp_sum<V: Lanes>(
 /// Adds the sink, if there is one, and finishes the line.
 pub(super) fn with_sink<R: Real>(mut state: SoftmaxState<R>, sink: Option<R>) -> Option<Normalizer<R>> {
     if let Some(sink) = sink {
-        let reference = state.grow(sink);
-        state.add((sink - reference).exp());
+        state.push(sink);
     }
     state.normalizer()
-}
-
-/// A block of logits.
-type Block<R> = CacheLines<[MaybeUninit<R>; MAX_BLOCK]>;
-
-pub(super) fn block<R>() -> Block<R> {
-    CacheLines([const { MaybeUninit::uninit() }; MAX_BLOCK])
 }
 
 /// Which elements of a block dropout keeps.

@@ -1,16 +1,16 @@
 //! Lines along the last dimension.
 
 use super::any::{Any, Last, Make, Part, Wide};
-use super::logits::{block, exp_sum, keep_along, with_sink, Call, Run, MAX_BLOCK};
+use super::logits::{exp_sum, keep_along, with_sink, Call, Run};
 use crate::cpu::element::Keep;
 use crate::cpu::lanes::{Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::random;
-use crate::cpu::rows::{blocks, BLOCK_VECTORS};
+use crate::cpu::rows::{block, blocks, rescale, BLOCK_VECTORS, MAX_BLOCK};
 use crate::cpu::{Element, Pass};
 use crate::fused::{Place, Places};
 use crate::op::Output;
-use crate::state::{root_of_rescaling, CompensatedSum, Normalizer, Number, Real, SoftmaxState};
+use crate::state::{CompensatedSum, Normalizer, Number, Real, SoftmaxState};
 use std::ops::Range;
 
 /// Lines up to this length are held whole, so that logits and exponentials are taken once: they stay in the second cache.
@@ -88,9 +88,7 @@ impl<T: Element> Rows<'_, T> {
         }
         sum.value()
     }
-}
 
-impl<T: Element> Rows<'_, T> {
     /// Lines of several blocks, whose exponentials are held: they are taken while the logits of a few blocks are in the first cache,
     /// each block's relative to the reference it had.
     ///
@@ -135,20 +133,15 @@ impl<T: Element> Rows<'_, T> {
                     }
                 }
                 if let Some(sink) = call.sink::<S>(place.sink) {
-                    let reference = state.grow(sink);
-                    state.add((sink - reference).exp());
+                    state.push(sink);
                 }
-                let nothing = state.max() == T::Real::NEG_INFINITY && state.sum() == T::Real::ZERO;
+                let nothing = state.is_nothing();
                 let found = (!nothing).then(|| Normalizer { max: state.reference(), sum: state.sum() });
                 let (reference, scale) = call.scales::<T::Lanes<S>>(found);
                 self.write_outside::<S>(&place, &(0..len), &keys, (reference, scale));
                 let moved = |&(_, held): &(_, &T::Real)| !nothing && held.differs(reference);
                 for (run, &held) in runs.iter().zip(&references).filter(moved) {
-                    let root = T::Lanes::<S>::splat(root_of_rescaling(held, reference));
-                    for i in (0..run.len).step_by(T::Lanes::<S>::COUNT) {
-                        let z = run.z.add(i);
-                        (T::Lanes::<S>::load(z) * root * root).store(z);
-                    }
+                    rescale::<T::Lanes<S>>(run.z, run.len, held, reference);
                 }
                 T::Real::store_any::<S>(
                     &self.out,

@@ -1,12 +1,12 @@
 //! Lines of a block at most, along the last dimension, whose logits are made of neighbours in memory.
 
-use super::logits::{first_lanes, keep_along, Call, Steps, MAX_BLOCK};
+use super::logits::{first_lanes, keep_along, Call, Steps};
 use super::rows::Rows;
 use crate::cpu::lanes::{each, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::Elements;
 use crate::cpu::random;
-use crate::cpu::rows::{ahead, CacheLines, FAR_APART, IN_WORK, MAX_LAG};
+use crate::cpu::rows::{ahead, CacheLines, FAR_APART, IN_WORK, MAX_BLOCK, MAX_LAG};
 use crate::cpu::statistics::one;
 use crate::cpu::Element;
 use crate::fused::{Place, Places, Window};
