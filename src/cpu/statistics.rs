@@ -391,7 +391,12 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
 
     #[inline(always)]
     unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        merged(a, b, Part::merge)
+        merged(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a.merge(b),
+        )
     }
 
     /// With the first rows.

@@ -484,7 +484,12 @@ impl<S: Simd, T: Element> Pass<S> for BackwardColumns<'_, T> {
 
     #[inline(always)]
     unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        merged(a, b, Weighted::merge)
+        merged(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a.merge(b),
+        )
     }
 
     #[inline(always)]

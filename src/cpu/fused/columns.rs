@@ -374,22 +374,40 @@ impl<T: Element> Columns<'_, T> {
                         };
                         for (segment, &of) in side.segments.iter().zip(&origins) {
                             let lines = segment.at..segment.at + segment.len;
-                            let held_at = held_at.add(segment.at);
-                            let hold = held::hold::<S, _>(held_at, pitch);
+                            let hold = held::hold::<S, _>(held_at.add(segment.at), pitch);
+                            let ahead = {
+                                #[inline(always)]
+                                move |row: usize, i: usize| ahead(&of, first + row + ROWS, i)
+                            };
                             if T::Lanes::<S>::SATURATES {
                                 // Logits are made once, but for the first and what moves a reference.
-                                states.take(
-                                    lines,
-                                    group.rows,
-                                    first == 0,
+                                let logit = {
                                     #[inline(always)]
-                                    move |row, i, count| logit(&of, first + row, i, count),
-                                    #[inline(always)]
-                                    move |row, i, count, exp| {
-                                        ahead(&of, first + row + ROWS, i);
-                                        hold(row, i, count, exp);
-                                    },
-                                );
+                                    move |row: usize, i: usize, count: usize| logit(&of, first + row, i, count)
+                                };
+                                // A loop of its own for each.
+                                if held.is_some() {
+                                    states.take(
+                                        lines,
+                                        group.rows,
+                                        first == 0,
+                                        logit,
+                                        #[inline(always)]
+                                        move |row, i, count, exp| {
+                                            ahead(row, i);
+                                            hold(row, i, count, exp);
+                                        },
+                                    );
+                                } else {
+                                    states.take(
+                                        lines,
+                                        group.rows,
+                                        first == 0,
+                                        logit,
+                                        #[inline(always)]
+                                        move |row, i, _, _| ahead(row, i),
+                                    );
+                                }
                                 continue;
                             }
                             let z = group.row(0).add(segment.at);
@@ -408,7 +426,7 @@ impl<T: Element> Columns<'_, T> {
                                 group.rows,
                                 #[inline(always)]
                                 move |row, i, _| {
-                                    ahead(&of, first + row + ROWS, i);
+                                    ahead(row, i);
                                     T::Lanes::<S>::load(z.add(row * ROW + i))
                                 },
                                 hold,
@@ -422,6 +440,7 @@ impl<T: Element> Columns<'_, T> {
                 Todo::Write(out, [max, scale]) => {
                     let (start, len) = side.strip.span(&range);
                     let (out, limit) = (out.at(start, len), T::Lanes::<S>::splat(call.most()));
+                    let ahead_out = columns::ahead_rows(side.strip.width) * stride;
                     // Of two groups of rows: a CPU waits for bytes that it has only just written and reads in other portions.
                     let mut kept = [[[0; ROW]; PER_COUNTER]; 2];
                     let mut first = 0;
@@ -443,7 +462,7 @@ impl<T: Element> Columns<'_, T> {
                                     #[inline(always)]
                                     |i, count| {
                                         // Memory that is written is read first.
-                                        S::prefetch(to.wrapping_add(columns::AHEAD_ROWS * stride + i));
+                                        S::prefetch(to.wrapping_add(ahead_out + i));
                                         ahead(&of, j + ROWS, i);
                                         let z = logit(&of, j, i, count);
                                         let exp = (z - T::Lanes::<S>::load(max.add(i))).scaled_exp();
@@ -632,7 +651,12 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
 
     #[inline(always)]
     unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        merged(a, b, SoftmaxState::merge)
+        merged(
+            a,
+            b,
+            #[inline(always)]
+            |a, b| a.merge(b),
+        )
     }
 
     #[inline(always)]
@@ -657,7 +681,7 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
     unsafe fn whole(&self, units: Range<usize>, len: usize) {
         // SAFETY of the block: as promised by the caller.
         unsafe {
-            let mut held = HeldStrip::new::<T>(len, self.call.geometry.lines.inner);
+            let mut held = HeldStrip::new::<T>(len, self.call.geometry.lines.inner, self.call.cap.is_none());
             for unit in units {
                 let side = Side::new(self.call, unit);
                 match (&mut held, self.direct::<S>(&side)) {
