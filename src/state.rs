@@ -118,6 +118,29 @@ macro_rules! real {
 real!(f32, exp_f32, tanh_f32);
 real!(f64, exp_f64, tanh_f64);
 
+/// What is found of the parts of a line.
+pub(crate) trait Merge {
+    /// Takes in what was found of another part.
+    fn merge(&mut self, other: Self);
+}
+
+impl Merge for () {
+    #[inline(always)]
+    fn merge(&mut self, _: Self) {}
+}
+
+/// Of the same lines side by side.
+impl<R: Merge> Merge for Vec<R> {
+    #[inline(always)]
+    fn merge(&mut self, other: Self) {
+        // A loop, since it is compiled for the CPU's vectors only where it is inlined: `for_each` is a call here, and then each
+        // vector operation in it.
+        for (of_one, of_other) in self.iter_mut().zip(other) {
+            of_one.merge(of_other);
+        }
+    }
+}
+
 /// A running sum that carries what each addition rounds away into the next (Kahan's, with Knuth's two-sum).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompensatedSum<N> {
@@ -144,12 +167,6 @@ impl<N: Number> CompensatedSum<N> {
     }
 
     #[inline(always)]
-    pub fn merge(&mut self, other: Self) {
-        self.add(other.sum);
-        self.carry = self.carry + other.carry;
-    }
-
-    #[inline(always)]
     fn scale(&mut self, factor: N) {
         self.sum = self.sum * factor;
         self.carry = self.carry * factor;
@@ -158,6 +175,14 @@ impl<N: Number> CompensatedSum<N> {
     #[inline(always)]
     pub fn value(self) -> N {
         self.sum + self.carry
+    }
+}
+
+impl<N: Number> Merge for CompensatedSum<N> {
+    #[inline(always)]
+    fn merge(&mut self, other: Self) {
+        self.add(other.sum);
+        self.carry = self.carry + other.carry;
     }
 }
 
@@ -223,14 +248,6 @@ impl<N: Number> SoftmaxState<N> {
         self.add((x - reference).exp());
     }
 
-    /// The state of the union of two sets.
-    #[inline(always)]
-    pub fn merge(&mut self, mut other: Self) {
-        self.grow(other.max);
-        other.grow(self.max);
-        self.sum.merge(other.sum);
-    }
-
     /// Σ exp(x − reference)
     #[inline(always)]
     pub fn sum(&self) -> N {
@@ -253,6 +270,15 @@ impl<N: Number> SoftmaxState<N> {
         // Divided rather than multiplied by the inverse, so that a line of one element sums to exactly 1.
         let sum = self.sum() / (self.max - self.reference()).exp();
         Normalizer::new(self.max, sum)
+    }
+}
+
+impl<N: Number> Merge for SoftmaxState<N> {
+    #[inline(always)]
+    fn merge(&mut self, mut other: Self) {
+        self.grow(other.max);
+        other.grow(self.max);
+        self.sum.merge(other.sum);
     }
 }
 
@@ -308,18 +334,19 @@ impl<N: Number> Weighted<N> {
         self.dot.add(dot);
     }
 
-    /// The state of the union of two sets.
     #[inline(always)]
-    pub fn merge(&mut self, mut other: Self) {
+    pub fn dot(&self) -> N {
+        self.dot.value()
+    }
+}
+
+impl<N: Number> Merge for Weighted<N> {
+    #[inline(always)]
+    fn merge(&mut self, mut other: Self) {
         self.grow(other.state.max);
         other.grow(self.state.max);
         self.state.sum.merge(other.state.sum);
         self.dot.merge(other.dot);
-    }
-
-    #[inline(always)]
-    pub fn dot(&self) -> N {
-        self.dot.value()
     }
 }
 

@@ -343,7 +343,8 @@ fn time(group: &[Contender], seconds: f64, least: usize) -> Result<Vec<f64>> {
     for run in 0..most {
         for ((contender, times), &runs) in group.iter().zip(&mut times).zip(&runs) {
             if run < runs {
-                for _ in 0..if runs >= SHORT { BEFORE } else { 0 } {
+                let before = if runs >= SHORT { BEFORE } else { 0 };
+                for _ in 0..before {
                     once(contender)?;
                 }
                 times.push(once(contender)?.as_secs_f64() * 1e6);

@@ -116,16 +116,6 @@ pub(super) unsafe fn write_row<S: Simd, T: Element>(
     }
 }
 
-/// What was found of two parts of the same lines, vector by vector. `merge` is a closure that is inlined always: a method that is
-/// named is called, and then each of its vector operations is a call, too.
-#[inline(always)]
-pub(super) fn merged<R>(mut a: Vec<R>, b: Vec<R>, merge: impl Fn(&mut R, R)) -> Vec<R> {
-    for (a, b) in a.iter_mut().zip(b) {
-        merge(a, b);
-    }
-    a
-}
-
 /// # Safety
 /// The CPU has the instructions of `S`, and `from` is valid for reads of the elements `i..i + count`.
 #[inline(always)]
@@ -462,16 +452,6 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
     }
 
     #[inline(always)]
-    unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        merged(
-            a,
-            b,
-            #[inline(always)]
-            |a, b| a.merge(b),
-        )
-    }
-
-    #[inline(always)]
     unsafe fn write(&self, unit: usize, range: Range<usize>, states: &Self::Reduced) {
         let strip = Strip::new(unit, self.0.lines);
         let max = flat(
@@ -575,16 +555,6 @@ impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
             },
         );
         totals
-    }
-
-    #[inline(always)]
-    unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        merged(
-            a,
-            b,
-            #[inline(always)]
-            |a, b| a.merge(b),
-        )
     }
 
     #[inline(always)]

@@ -32,7 +32,7 @@ pub(crate) use top_k::top_k;
 
 use crate::lines::Lines;
 use crate::op::{Output, Schedule};
-use crate::state::{Number, Real};
+use crate::state::{Merge, Number, Real};
 use lanes::Lanes;
 use level::{Level, Simd, Task};
 use memory::{filled, Elements};
@@ -163,7 +163,7 @@ impl<T: Element> Task for Backward<'_, T> {
 /// The methods may be called where the CPU has the instructions of `S`, and inside of [`Simd::enter`] are compiled for
 /// them.
 trait Pass<S: Simd>: Sync {
-    type Reduced: Send + Sync;
+    type Reduced: Merge + Send + Sync;
 
     /// Lines in a unit, at most.
     const WIDTH: usize;
@@ -171,10 +171,6 @@ trait Pass<S: Simd>: Sync {
     /// # Safety
     /// The CPU has the instructions of `S`.
     unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced;
-
-    /// # Safety
-    /// The CPU has the instructions of `S`.
-    unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced;
 
     /// # Safety
     /// The CPU has the instructions of `S`, and no other thread is writing to the same range of the same unit.
@@ -251,10 +247,13 @@ fn run_parts<S: Simd, P: Pass<S>>(pass: &P, unit: usize, parts: &[Range<usize>])
         let _ = reduced[i].set(part);
     });
     // SAFETY: the level is one that the CPU has.
-    let merge = |a, b| unsafe {
+    let merge = |mut a: P::Reduced, b| unsafe {
         S::enter(
             #[inline(always)]
-            || P::merge(a, b),
+            || {
+                a.merge(b);
+                a
+            },
         )
     };
     let Some(whole) = reduced.into_iter().filter_map(OnceLock::into_inner).reduce(merge) else { return };

@@ -565,12 +565,6 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
     }
 
     #[inline(always)]
-    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        a.merge(b);
-        a
-    }
-
-    #[inline(always)]
     unsafe fn write(&self, line: usize, range: Range<usize>, state: &Self::Reduced) {
         let start = line * self.0.lines.len + range.start;
         let (xs, out) = (self.0.src.at(start, range.len()), self.0.out.at(start, range.len()));
@@ -646,12 +640,6 @@ impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
             }
         }
         sum
-    }
-
-    #[inline(always)]
-    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        a.merge(b);
-        a
     }
 
     #[inline(always)]

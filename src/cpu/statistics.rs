@@ -1,6 +1,6 @@
 //! Log-sum-exp, the statistics that a loss needs of each line, and the gradient of the logits from theirs.
 
-use super::columns::{self, flat, merged, Strip};
+use super::columns::{self, flat, Strip};
 use super::lanes::{Lanes, Pack};
 use super::level::{Level, Simd, Task};
 use super::memory::{filled, Elements};
@@ -8,7 +8,7 @@ use super::rows::{self, ahead, blocks, exp_sum, sum_of, AHEAD_BLOCKS, BLOCK_VECT
 use super::{run, Element, Pass};
 use crate::lines::Lines;
 use crate::op::Schedule;
-use crate::state::{CompensatedSum, Number, Real, SoftmaxState};
+use crate::state::{CompensatedSum, Merge, Number, Real, SoftmaxState};
 use crate::statistics::{self, STATISTICS};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -224,7 +224,9 @@ impl<V: Number> Part<V> {
     fn empty() -> Self {
         Self { state: SoftmaxState::empty(), terms: CompensatedSum::zero() }
     }
+}
 
+impl<N: Number> Merge for Part<N> {
     #[inline(always)]
     fn merge(&mut self, other: Self) {
         self.state.merge(other.state);
@@ -267,12 +269,6 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
             }
         }
         part
-    }
-
-    #[inline(always)]
-    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        a.merge(b);
-        a
     }
 
     /// With the first part of the line.
@@ -387,16 +383,6 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
             },
         );
         parts
-    }
-
-    #[inline(always)]
-    unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        merged(
-            a,
-            b,
-            #[inline(always)]
-            |a, b| a.merge(b),
-        )
     }
 
     /// With the first rows.
@@ -521,9 +507,6 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Backward<'_, T>> {
     unsafe fn reduce(&self, _: usize, _: Range<usize>) {}
 
     #[inline(always)]
-    unsafe fn merge(_: (), _: ()) {}
-
-    #[inline(always)]
     unsafe fn write(&self, line: usize, range: Range<usize>, _: &()) {
         let start = line * self.0.lines.len;
         let xs: *const T = self.0.src.at(start + range.start, range.len());
@@ -592,9 +575,6 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Backward<'_, T>> {
 
     #[inline(always)]
     unsafe fn reduce(&self, _: usize, _: Range<usize>) {}
-
-    #[inline(always)]
-    unsafe fn merge(_: (), _: ()) {}
 
     #[inline(always)]
     unsafe fn write(&self, unit: usize, range: Range<usize>, _: &()) {

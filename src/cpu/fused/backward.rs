@@ -4,7 +4,7 @@ use super::any::{Any, Wide};
 use super::columns::{group_memory, Group, Side, ROW};
 use super::logits::{keep_along, Call, Kept, Run};
 use super::rows::{Held, Line, Together, HELD};
-use crate::cpu::columns::{flat, merged, ROWS, WIDTH};
+use crate::cpu::columns::{flat, ROWS, WIDTH};
 use crate::cpu::exp::tanh_slope;
 use crate::cpu::lanes::{each, Lanes, Pack};
 use crate::cpu::level::Simd;
@@ -294,12 +294,6 @@ impl<S: Simd, T: Element> Pass<S> for BackwardRows<'_, T> {
     }
 
     #[inline(always)]
-    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        a.merge(b);
-        a
-    }
-
-    #[inline(always)]
     unsafe fn write(&self, line: usize, range: Range<usize>, sums: &Self::Reduced) {
         let call = &self.0.call;
         let place = call.geometry.place(line);
@@ -480,16 +474,6 @@ impl<S: Simd, T: Element> Pass<S> for BackwardColumns<'_, T> {
             )
         };
         sums
-    }
-
-    #[inline(always)]
-    unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        merged(
-            a,
-            b,
-            #[inline(always)]
-            |a, b| a.merge(b),
-        )
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use super::any::{Any, Last, Make, Part, Wide};
 use super::logits::{Call, Run, Steps};
-use crate::cpu::columns::{self, flat, merged, States, Strip, ROWS, WIDTH};
+use crate::cpu::columns::{self, flat, States, Strip, ROWS, WIDTH};
 use crate::cpu::held::{self, HeldStrip};
 use crate::cpu::lanes::{Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
@@ -647,16 +647,6 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
         }
         // SAFETY: as promised by the caller.
         unsafe { Self::states::<S>(&side, range) }
-    }
-
-    #[inline(always)]
-    unsafe fn merge(a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        merged(
-            a,
-            b,
-            #[inline(always)]
-            |a, b| a.merge(b),
-        )
     }
 
     #[inline(always)]

@@ -262,12 +262,6 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
     }
 
     #[inline(always)]
-    unsafe fn merge(mut a: Self::Reduced, b: Self::Reduced) -> Self::Reduced {
-        a.merge(b);
-        a
-    }
-
-    #[inline(always)]
     unsafe fn write(&self, line: usize, range: Range<usize>, state: &Self::Reduced) {
         let place = self.call.geometry.place(line);
         let keys = self.call.keys(place.query, &range);
