@@ -1,9 +1,10 @@
 //! Lines along another dimension than the last: neighbouring lines lie side by side, so a strip of them is walked
 //! together, row by row, with one state for each.
 
-use super::held::{self, HeldStrip};
+use super::held::{self, Again, HeldStrip};
 use super::lanes::{each, Lanes, Pack};
 use super::level::Simd;
+use super::memory::Numbers;
 use super::rows::most_of;
 use super::{Element, Pass};
 use crate::lines::Lines;
@@ -14,13 +15,18 @@ use std::ops::Range;
 /// Lines in a strip: as wide as rows have to be for memory to be read at its full speed, and so narrow that the rows of a
 /// group and the states stay in the first cache.
 pub(super) const WIDTH: usize = 256;
-/// Rows of a group, taken together; as many numbers are added plainly before the sum that compensates takes over.
+/// Rows that are taken together, where they are not [twice as many](States::group): as many pairs of numbers at most are added plainly
+/// before the sum that compensates takes over.
 pub(super) const ROWS: usize = 16;
 
-/// How many rows of so many lines the memory system is to be ahead of the arithmetic where rows are written one by one: 64 × 1000 ×
-/// 128 of f32 took a model of this loop 3.1 ms with two rows, 2.8 with eight and 2.5 with sixteen.
-pub(super) fn ahead_rows(width: usize) -> usize {
-    (2048 / width).clamp(2, ROWS)
+/// As many exponentials the sums that are found may be as great as those of, however few they are of: a line whose logits have a
+/// deviation of 3 makes [`most_of`] the rows of a group too little once in ten times, and then all lines of the strip wait for it.
+const SUMMED: usize = 1024;
+
+/// How many rows of so many lines, in so many streams, the memory system is to be ahead of the arithmetic where rows are written one
+/// by one: 64 × 1000 × 128 of f32 took a model of this loop 3.1 ms with two rows, 2.8 with eight and 2.5 with sixteen.
+pub(super) fn ahead_rows(width: usize, streams: usize) -> usize {
+    (4096 / (width * streams)).clamp(2, ROWS)
 }
 
 /// Where a strip lies: `width` lines side by side, whose rows are `stride` elements apart.
@@ -80,13 +86,50 @@ impl Strip {
 /// The lanes of what `of` makes of each item, one after the other and a vector longer, to be read from any place on: lines do
 /// not start where vectors do in memory.
 #[inline(always)]
-pub(super) fn flat<A, V: Lanes>(items: &[A], of: impl Fn(&A) -> V) -> Vec<V::Real> {
-    let mut flat = vec![V::Real::ZERO; (items.len() + 1) * V::COUNT];
+pub(super) fn flat<A, V: Lanes>(items: &[A], of: impl Fn(&A) -> V) -> Numbers<V::Real> {
+    let mut flat = Numbers::new(V::Real::ZERO, (items.len() + 1) * V::COUNT);
     for (item, chunk) in items.iter().zip(flat.chunks_exact_mut(V::COUNT)) {
         // SAFETY: a chunk is as long as a vector.
         unsafe { of(item).store(chunk.as_mut_ptr()) };
     }
     flat
+}
+
+/// Writes rows of `width` results each, `result(row, start, count)`, those of row 0 to `to`: two at a time, so that what there is for
+/// each line is read half as often.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, and `to` is valid for writes of the rows, which are `stride` apart.
+#[inline(always)]
+pub(super) unsafe fn write_rows<S: Simd, T: Element>(
+    to: *mut T,
+    stride: usize,
+    width: usize,
+    mut rows: Range<usize>,
+    result: impl Fn(usize, usize, usize) -> T::Lanes<S>,
+) {
+    // SAFETY of the block: as promised by the caller.
+    unsafe {
+        while rows.len() >= 2 {
+            let first = rows.start;
+            T::write_rows::<S, 2>(
+                to.add(first * stride),
+                stride,
+                width,
+                #[inline(always)]
+                |row, i, count| result(first + row, i, count),
+            );
+            rows.start += 2;
+        }
+        if let Some(row) = rows.next() {
+            T::write::<S>(
+                to.add(row * stride),
+                width,
+                #[inline(always)]
+                |i, count| result(row, i, count),
+            );
+        }
+    }
 }
 
 /// Writes a row of results, `result(start, count)`, but 0 where the byte at `keep` is 0.
@@ -95,24 +138,20 @@ pub(super) fn flat<A, V: Lanes>(items: &[A], of: impl Fn(&A) -> V) -> Vec<V::Rea
 /// The CPU has the instructions of `S`, `to` is valid for writes of `width` elements, and there is a byte for each of them and for
 /// a vector more.
 #[inline(always)]
-pub(super) unsafe fn write_row<S: Simd, T: Element>(
+pub(super) unsafe fn write_kept<S: Simd, T: Element>(
     to: *mut T,
     width: usize,
-    keep: Option<*const u8>,
+    keep: *const u8,
     result: impl Fn(usize, usize) -> T::Lanes<S>,
 ) {
     // SAFETY of the block: as promised by the caller.
     unsafe {
-        // A loop of its own for each.
-        match keep {
-            None => T::write::<S>(to, width, result),
-            Some(keep) => T::write::<S>(
-                to,
-                width,
-                #[inline(always)]
-                |i, count| result(i, count).where_kept(keep.add(i), T::Real::ZERO),
-            ),
-        }
+        T::write::<S>(
+            to,
+            width,
+            #[inline(always)]
+            |i, count| result(i, count).where_kept(keep.add(i), T::Real::ZERO),
+        )
     }
 }
 
@@ -128,17 +167,33 @@ pub(super) unsafe fn read<S: Simd, T: Element>(from: *const T, i: usize, count: 
 pub(super) struct States<V: Lanes> {
     pub states: Vec<SoftmaxState<V>>,
     /// What exponentials are relative to at the moment, line by line in whole vectors.
-    pub references: Vec<V::Real>,
+    pub references: Numbers<V::Real>,
     /// The maxima, and then the sums, of the rows that are taken together; likewise.
-    found: Vec<V::Real>,
+    found: Numbers<V::Real>,
+    /// Whether a reference has moved since [`moved`](Self::moved) was asked.
+    moved: bool,
 }
 
 impl<V: Lanes> States<V> {
     #[inline(always)]
     pub fn empty(width: usize) -> Self {
         let vectors = width.div_ceil(V::COUNT);
-        let zeros = vec![V::Real::ZERO; vectors * V::COUNT];
-        Self { states: vec![SoftmaxState::empty(); vectors], references: zeros.clone(), found: zeros }
+        let zeros = || Numbers::new(V::Real::ZERO, vectors * V::COUNT);
+        Self { states: vec![SoftmaxState::empty(); vectors], references: zeros(), found: zeros(), moved: true }
+    }
+
+    /// How many rows are taken together. What is done once for all of them is a tenth of the time where sixteen take little.
+    pub const fn group() -> usize {
+        if V::SATURATES {
+            2 * ROWS
+        } else {
+            ROWS
+        }
+    }
+
+    /// Whether a reference has moved since this was asked; true at first.
+    pub fn moved(&mut self) -> bool {
+        std::mem::take(&mut self.moved)
     }
 
     /// Takes rows of these lines, the first of which is the first of a vector, into the maxima; `logit(row, start, count)` is
@@ -167,13 +222,15 @@ impl<V: Lanes> States<V> {
             let references = self.references[elements].chunks_exact_mut(V::COUNT);
             let states = self.states[vectors].iter_mut().zip(references);
             for ((state, reference), max) in states.zip(found.chunks_exact(V::COUNT)) {
-                state.grow(V::load(max.as_ptr())).store(reference.as_mut_ptr());
+                let new = state.grow(V::load(max.as_ptr()));
+                self.moved |= new.differs(V::load(reference.as_ptr()));
+                new.store(reference.as_mut_ptr());
             }
         }
     }
 
-    /// Adds the exponentials of the same rows, [`ROWS`] at most, to the sums; `see(row, start, count, exponentials)` sees them
-    /// [scaled](Lanes::scaled_exp).
+    /// Adds the exponentials of the same rows, a [`group`](Self::group) at most, to the sums; `see(row, start, count, exponentials)`
+    /// sees them [scaled](Lanes::scaled_exp).
     ///
     /// # Safety
     /// The CPU has the instructions of `V`.
@@ -192,8 +249,8 @@ impl<V: Lanes> States<V> {
         }
     }
 
-    /// [`grow`](Self::grow) and [`add`](Self::add). Rows that are not the `first` only grow what their exponentials
-    /// [say](Lanes::SATURATES) is too little for them: then `logit` is asked, and `see` sees, a second time.
+    /// [`grow`](Self::grow) and [`add`](Self::add). Of the rows only the first `sample` grow what exponentials are relative to, unless
+    /// these [say](Lanes::SATURATES) that it is too little for them: then `logit` is asked, and `see` sees, a second time.
     ///
     /// # Safety
     /// The CPU has the instructions of `V`.
@@ -202,22 +259,22 @@ impl<V: Lanes> States<V> {
         &mut self,
         lines: Range<usize>,
         rows: usize,
-        first: bool,
+        sample: usize,
         logit: impl Fn(usize, usize, usize) -> V + Copy,
         see: impl Fn(usize, usize, usize, V) + Copy,
     ) {
-        let mut grown = first || !V::SATURATES;
+        let mut sample = if V::SATURATES { sample.min(rows) } else { rows };
         // SAFETY of the block: as promised by the caller.
         unsafe {
             loop {
-                if grown {
-                    self.grow(lines.clone(), rows, logit);
+                if sample > 0 {
+                    self.grow(lines.clone(), sample, logit);
                 }
                 self.sums(&lines, rows, logit, see);
-                if grown || self.found_below(&lines, most_of(rows)) {
+                if sample == rows || self.found_below(&lines, most_of(SUMMED)) {
                     break;
                 }
-                grown = true;
+                sample = rows;
             }
             self.add_found(&lines);
         }
@@ -257,22 +314,21 @@ impl<V: Lanes> States<V> {
         }
     }
 
-    /// Whether all sums that were found are below `most`.
+    /// Whether all sums that were found are below `most`: those of neighbouring vectors together, which takes less time than each.
     ///
     /// # Safety
     /// The CPU has the instructions of `V`.
     #[inline(always)]
     unsafe fn found_below(&self, lines: &Range<usize>, most: V::Real) -> bool {
         let (_, elements) = whole_vectors::<V>(lines);
-        let zero = V::splat(V::Real::ZERO);
-        let most = V::splat(most);
-        let passed = self.found[elements].chunks_exact(V::COUNT).fold(zero, |passed, sum| {
+        let mut total = V::splat(V::Real::ZERO);
+        for sum in self.found[elements].chunks_exact(V::COUNT) {
             // SAFETY: chunks are as long as a vector; the rest by the caller's promise.
-            let sum = unsafe { V::load(sum.as_ptr()) }.unscaled();
-            // 0, or less than that, or NaN.
-            passed + (sum.at_most(most) - sum)
-        });
-        !passed.differs(zero)
+            total = total + unsafe { V::load(sum.as_ptr()) };
+        }
+        let total = total.unscaled();
+        // NaN is not itself.
+        !total.at_most(V::splat(most)).differs(total)
     }
 
     /// Adds the sums that were found.
@@ -359,8 +415,10 @@ pub(super) unsafe fn states<S: Simd, T: Element>(
         if max_first {
             states.grow(lines.clone(), rows, logit);
         }
-        for first in (0..rows).step_by(ROWS) {
-            let (lines, rows) = (lines.clone(), ROWS.min(rows - first));
+        let group = States::<T::Lanes<S>>::group();
+        for first in (0..rows).step_by(group) {
+            let (lines, rows) = (lines.clone(), group.min(rows - first));
+            let sample = if first == 0 { ROWS } else { 0 };
             let logit = {
                 #[inline(always)]
                 move |row: usize, i: usize, count: usize| logit(first + row, i, count)
@@ -383,9 +441,9 @@ pub(super) unsafe fn states<S: Simd, T: Element>(
                     if max_first {
                         states.add(lines, rows, logit, see);
                     } else {
-                        states.take(lines, rows, first == 0, logit, see);
+                        states.take(lines, rows, sample, logit, see);
                     }
-                    held.push(first, rows, &states.references);
+                    held.push(first, rows, states.moved().then_some(&states.references));
                 }
                 None => {
                     let see = {
@@ -396,7 +454,7 @@ pub(super) unsafe fn states<S: Simd, T: Element>(
                         states.add(lines, rows, logit, see);
                     } else {
                         // All, where results are made of the maximum.
-                        states.take(lines, rows, first == 0 || exact, logit, see);
+                        states.take(lines, rows, if exact { rows } else { sample }, logit, see);
                     }
                 }
             }
@@ -433,7 +491,8 @@ impl<T: Element> Softmax<'_, T> {
                 |state| T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE) / state.sum(),
             );
             let place = (len, strip.stride);
-            held::write::<S, T>(held, &[references, scale], T::Real::ONE, out, place, |_| None);
+            let keep = None::<fn(usize) -> *const u8>;
+            held::write::<S, T>(held, &[references, scale], T::Real::ONE, out, place, keep);
         }
     }
 }
@@ -466,44 +525,50 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
         );
         scale.iter_mut().for_each(|sum| *sum = self.0.output.scale::<T::Lanes<S>>(*sum));
         let one = T::Lanes::<S>::splat(T::Real::ONE);
-        let ahead = ahead_rows(strip.width) * strip.stride;
-        for j in range {
-            let (src, out) = (self.0.src.at(strip.row(j), strip.width), self.0.out.at(strip.row(j), strip.width));
-            // SAFETY of the block: the elements are there, and `max` and `scale` are a vector longer than the row; the rest
-            // by the caller's promise.
-            unsafe {
-                let shifted = {
-                    #[inline(always)]
-                    |i: usize, count: usize| {
-                        // Memory that is written is read first.
-                        S::prefetch(out.wrapping_add(ahead + i));
-                        S::prefetch(src.wrapping_add(ahead + i));
-                        read::<S, T>(src, i, count) - T::Lanes::<S>::load(max.as_ptr().add(i))
-                    }
-                };
-                // A loop of its own for each.
-                match self.0.output {
-                    Output::Probability => T::write::<S>(
-                        out,
-                        strip.width,
-                        #[inline(always)]
-                        |i, count| {
-                            let p = shifted(i, count).scaled_exp() * T::Lanes::<S>::load(scale.as_ptr().add(i));
-                            // What is above the maximum of the first rows may have come out a little over its sum.
-                            if T::Lanes::<S>::SATURATES {
-                                p.at_most(one)
-                            } else {
-                                p
-                            }
-                        },
-                    ),
-                    Output::LogProbability => T::write::<S>(
-                        out,
-                        strip.width,
-                        #[inline(always)]
-                        |i, count| shifted(i, count) - T::Lanes::<S>::load(scale.as_ptr().add(i)),
-                    ),
+        let (rows, stride) = (range.len(), strip.stride);
+        let ahead = ahead_rows(strip.width, 2) * stride;
+        let (start, len) = strip.span(&range);
+        let (src, out): (*const T, *mut T) = (self.0.src.at(start, len), self.0.out.at(start, len));
+        // SAFETY of the block: the elements are there, and `max` and `scale` are a vector longer than the row; the rest by the
+        // caller's promise.
+        unsafe {
+            let shifted = {
+                let max = max.as_ptr();
+                #[inline(always)]
+                move |j: usize, i: usize, count: usize| {
+                    // Memory that is written is read first.
+                    S::prefetch(out.wrapping_add(j * stride + ahead + i));
+                    S::prefetch(src.wrapping_add(j * stride + ahead + i));
+                    read::<S, T>(src, j * stride + i, count) - T::Lanes::<S>::load(max.add(i))
                 }
+            };
+            let scale = scale.as_ptr();
+            // A loop of its own for each.
+            match self.0.output {
+                Output::Probability => write_rows::<S, T>(
+                    out,
+                    stride,
+                    strip.width,
+                    0..rows,
+                    #[inline(always)]
+                    |j, i, count| {
+                        let p = shifted(j, i, count).scaled_exp() * T::Lanes::<S>::load(scale.add(i));
+                        // What is above the maximum of the first rows may have come out a little over its sum.
+                        if T::Lanes::<S>::SATURATES {
+                            p.at_most(one)
+                        } else {
+                            p
+                        }
+                    },
+                ),
+                Output::LogProbability => write_rows::<S, T>(
+                    out,
+                    stride,
+                    strip.width,
+                    0..rows,
+                    #[inline(always)]
+                    |j, i, count| shifted(j, i, count) - T::Lanes::<S>::load(scale.add(i)),
+                ),
             }
         }
     }
@@ -511,7 +576,7 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
     #[inline(always)]
     unsafe fn whole(&self, units: Range<usize>, len: usize) {
         let holds = self.0.output == Output::Probability && self.0.schedule == Schedule::Reduce;
-        let held = if holds { HeldStrip::new::<T>(len, self.0.lines.inner, true) } else { None };
+        let held = if holds { HeldStrip::new::<T>(len, self.0.lines.inner, Again::Little) } else { None };
         // SAFETY of the block: as promised by the caller.
         unsafe {
             let Some(mut held) = held else { return Pass::<S>::one_by_one(self, units, len) };

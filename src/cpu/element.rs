@@ -4,6 +4,7 @@ use super::fused::{Any, Wide};
 use super::lanes::{Lanes, Pack};
 use super::level::Simd;
 use super::memory::Elements;
+use crate::state::{Number, Real};
 use half::{bf16, f16};
 
 /// Where a line that is too long for the first cache keeps exponentials relative to a reference that is not the maximum.
@@ -82,6 +83,29 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     /// The CPU has the instructions of `S`, and `to` is valid for writes of `len` elements.
     #[inline(always)]
     unsafe fn write<S: Simd>(to: *mut Self, len: usize, mut f: impl FnMut(usize, usize) -> Self::Lanes<S>) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            Self::write_rows::<S, 1>(
+                to,
+                0,
+                len,
+                #[inline(always)]
+                |_, i, count| f(i, count),
+            )
+        }
+    }
+
+    /// The same for `ROWS` rows side by side that are `stride` apart: `f(row, start, count)`.
+    ///
+    /// # Safety
+    /// As of [`write`](Self::write), for each of the rows.
+    #[inline(always)]
+    unsafe fn write_rows<S: Simd, const ROWS: usize>(
+        to: *mut Self,
+        stride: usize,
+        len: usize,
+        mut f: impl FnMut(usize, usize, usize) -> Self::Lanes<S>,
+    ) {
         let count = Self::Lanes::<S>::COUNT;
         // Where the last whole vector starts, plus one.
         let whole = (len + 1).saturating_sub(count);
@@ -92,16 +116,27 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
                 // More than a vector where an address is such that no element is aligned.
                 let head = to.align_offset(count * size_of::<Self>());
                 if head < count && head > 0 {
-                    Self::store_part::<S>(f(0, head), to, head);
+                    for row in 0..ROWS {
+                        Self::store_part::<S>(f(row, 0, head), to.add(row * stride), head);
+                    }
                     i = head;
                 }
             }
             while i < whole {
-                Self::store::<S>(f(i, count), to.add(i));
+                // All of them are there before one is written: what they are made from need not be read again.
+                let mut results = [Self::Lanes::<S>::splat(Self::Real::ZERO); ROWS];
+                for (row, result) in results.iter_mut().enumerate() {
+                    *result = f(row, i, count);
+                }
+                for (row, result) in results.into_iter().enumerate() {
+                    Self::store::<S>(result, to.add(row * stride + i));
+                }
                 i += count;
             }
             if i < len {
-                Self::store_part::<S>(f(i, len - i), to.add(i), len - i);
+                for row in 0..ROWS {
+                    Self::store_part::<S>(f(row, i, len - i), to.add(row * stride + i), len - i);
+                }
             }
         }
     }

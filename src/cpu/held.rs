@@ -1,9 +1,10 @@
 //! Exponentials of a strip of lines side by side, held from the sums to the results rather than taken twice.
 
-use super::columns::{ahead_rows, write_row, Strip, ROWS, WIDTH};
+use super::columns::{ahead_rows, write_kept, write_rows, States, Strip, ROWS, WIDTH};
 use super::element::Keep;
 use super::lanes::{Lanes, Pack};
 use super::level::Simd;
+use super::memory::{line_of, to_line, Numbers};
 use super::Element;
 use crate::state::{root_of_rescaling, Number, Real};
 
@@ -12,53 +13,94 @@ const MAX_HELD: usize = 1 << 19;
 /// How many rows the memory system is to be ahead of what is held: it reads as far ahead as it can beside.
 const AHEAD_ROWS: usize = 2;
 
-/// [Scaled](Lanes::scaled_exp) exponentials, those of each group of [`ROWS`] rows relative to references of their own.
+/// What it takes to make logits a second time.
+#[derive(Clone, Copy)]
+pub(super) enum Again {
+    Little,
+    /// More than an exponential.
+    Arithmetic,
+    /// A second tensor is read, …
+    Memory,
+    /// … and by the next strip again: it is to stay in the second cache, too.
+    SharedMemory,
+}
+
+/// [Scaled](Lanes::scaled_exp) exponentials, those of each [group](States::group) of rows relative to what references were then.
 pub(super) struct HeldStrip<V: Lanes> {
+    /// Where they are held.
+    keep: Keep,
     /// Where those of the first row are, and how far apart rows are.
     start: *mut V::Real,
     pitch: usize,
     /// Whether that is where the input is, and a group of it may be needed a second time.
     over_input: bool,
     width: usize,
-    /// Of each group, line by line in whole vectors.
+    /// The first rows of the groups before which references moved.
+    moved: Vec<usize>,
+    /// What they became, line by line in whole vectors.
     references: Vec<V::Real>,
-    /// All, or then those of a group.
+    /// All, or then those of a group; from the start of a line of the cache on.
     aside: Vec<V::Real>,
 }
 
 impl<V: Lanes> HeldStrip<V> {
     /// For strips of lines of `len` elements of `T`, `inner` side by side. `None` if they are too long, or so short that little
-    /// would be won: relative to its maximum a line of one element becomes exactly 1. Or if their logits are `cheap` and it takes
-    /// less time to take an exponential that [saturates](Lanes::SATURATES) again than to write twice: 8 × 512 × 4096 of f32 took
-    /// 15.8 ms where they were held and 13.6 where they were not, in place 9.4 and 6.8.
-    pub fn new<T: Element<Real = V::Real>>(len: usize, inner: usize, cheap: bool) -> Option<Self> {
+    /// would be won: relative to its maximum a line of one element becomes exactly 1. Or if it takes less time to take exponentials
+    /// that [saturate](Lanes::SATURATES) again than to write twice: 8 × 512 × 4096 of f32 took 15.8 ms where they were held and 13.6
+    /// where they were not, in place 9.4 and 6.8. Aside, in the second cache, they take as long as twice (64 × 1000 × 128, 2.5 ms), and
+    /// where a bias is read for them less: 32 × 512 × 512 with one for all took 9.6 ms instead of 11.2.
+    pub fn new<T: Element<Real = V::Real>>(len: usize, inner: usize, again: Again) -> Option<Self> {
         let width = WIDTH.min(inner);
-        if V::SATURATES && cheap && T::KEEP == Keep::InOutput {
-            return None;
-        }
-        let room = match T::KEEP {
+        let (keep, most) = match (T::KEEP, again) {
+            (Keep::InOutput, Again::Little) if V::SATURATES => return None,
+            (Keep::InOutput, Again::Memory) if V::SATURATES => (Keep::Aside, MAX_HELD),
+            (Keep::InOutput, Again::SharedMemory) if V::SATURATES => (Keep::Aside, MAX_HELD / 2),
+            (keep, _) => (keep, MAX_HELD),
+        };
+        let room = match keep {
             Keep::InOutput => 0,
-            Keep::Aside => len * width,
+            Keep::Aside => len * Self::pitch_aside(width) + line_of::<V::Real>(),
             Keep::Nowhere => return None,
         };
-        if len <= ROWS || len > MAX_HELD / size_of::<V::Real>() / width {
+        if len <= ROWS || len > most / size_of::<V::Real>() / width {
             return None;
         }
-        let (start, references) = (std::ptr::null_mut(), Vec::new());
-        Some(Self { start, pitch: 0, over_input: false, width, references, aside: Vec::with_capacity(room) })
+        let (start, moved, references) = (std::ptr::null_mut(), Vec::new(), Vec::new());
+        Some(Self {
+            keep,
+            start,
+            pitch: 0,
+            over_input: false,
+            width,
+            moved,
+            references,
+            aside: Vec::with_capacity(room),
+        })
     }
 
     /// Takes the next strip, which is at `src` and whose results are to be at `out`.
     pub fn begin<T: Element<Real = V::Real>>(&mut self, strip: &Strip, src: *const T, out: *mut T) {
-        (self.start, self.pitch, self.over_input) = match T::KEEP {
+        (self.start, self.pitch, self.over_input) = match self.keep {
             Keep::InOutput => (out.cast(), strip.stride, V::SATURATES && src == out),
-            Keep::Aside | Keep::Nowhere => (self.aside.as_mut_ptr(), strip.width, false),
+            Keep::Aside | Keep::Nowhere => (self.start_aside(), Self::pitch_aside(strip.width), false),
         };
         self.width = strip.width;
+        self.moved.clear();
         self.references.clear();
         if self.over_input {
-            self.aside.reserve(ROWS * self.width);
+            let room = States::<V>::group() * Self::pitch_aside(self.width);
+            self.aside.reserve(room + line_of::<V::Real>());
         }
+    }
+
+    fn start_aside(&mut self) -> *mut V::Real {
+        let start = self.aside.as_mut_ptr();
+        start.wrapping_add(to_line(start))
+    }
+
+    /// How far apart rows of so many lines are aside.
+    fn pitch_aside(width: usize) -> usize {
+        width.next_multiple_of(line_of::<V::Real>())
     }
 
     /// Where the exponentials of a row are, as many as there are lines.
@@ -71,39 +113,42 @@ impl<V: Lanes> HeldStrip<V> {
     #[inline(always)]
     pub fn group(&mut self, first: usize) -> (*mut V::Real, usize) {
         if self.over_input {
-            (self.aside.as_mut_ptr(), self.width)
+            (self.start_aside(), Self::pitch_aside(self.width))
         } else {
             (self.row(first), self.pitch)
         }
     }
 
-    /// Takes the `rows` of that group, and notes what they are relative to.
+    /// Takes the `rows` of that group, and notes what they are relative to, if it `moved`.
     ///
     /// # Safety
     /// They are [where](Self::group) they are to be.
     #[inline(always)]
-    pub unsafe fn push(&mut self, first: usize, rows: usize, references: &[V::Real]) {
+    pub unsafe fn push(&mut self, first: usize, rows: usize, moved: Option<&Numbers<V::Real>>) {
         if self.over_input {
+            let (start, pitch) = self.group(first);
             for i in 0..rows {
                 // SAFETY: there is room for the row in both places.
-                unsafe {
-                    self.row(first + i).copy_from_nonoverlapping(self.aside.as_ptr().add(i * self.width), self.width)
-                }
+                unsafe { self.row(first + i).copy_from_nonoverlapping(start.add(i * pitch), self.width) }
             }
         }
-        self.references.extend_from_slice(references);
+        if let Some(references) = moved {
+            self.moved.push(first);
+            self.references.extend_from_slice(references);
+        }
     }
 
-    /// [`root_of_rescaling`] to `references` for the exponentials of the group that starts with this row: a number for each line
-    /// and up to a whole vector, of all three.
+    /// [`root_of_rescaling`] to `references` for the exponentials of the rows from the `i`-th [move](Self::moved) on: a number for
+    /// each line and up to a whole vector, of all three. False if all are 1.
     ///
     /// # Safety
     /// The CPU has the instructions of `V`.
     #[inline(always)]
-    unsafe fn roots(&self, first: usize, references: &[V::Real], roots: &mut [V::Real]) {
+    unsafe fn roots(&self, i: usize, references: &[V::Real], roots: &mut [V::Real]) -> bool {
+        let mut any = false;
         let one = V::splat(V::Real::ONE);
         let elements = self.width.next_multiple_of(V::COUNT);
-        let held = self.references[first / ROWS * elements..][..elements].chunks_exact(V::COUNT);
+        let held = self.references[i * elements..][..elements].chunks_exact(V::COUNT);
         let references = references[..elements].chunks_exact(V::COUNT);
         let roots = roots[..elements].chunks_exact_mut(V::COUNT);
         for ((held, reference), root) in held.zip(references).zip(roots) {
@@ -111,9 +156,11 @@ impl<V: Lanes> HeldStrip<V> {
             unsafe {
                 let (held, reference) = (V::load(held.as_ptr()), V::load(reference.as_ptr()));
                 let moved = held.differs(reference);
+                any |= moved;
                 (if moved { root_of_rescaling(held, reference) } else { one }).store(root.as_mut_ptr());
             }
         }
+        any
     }
 }
 
@@ -134,43 +181,73 @@ pub(super) unsafe fn hold<S: Simd, V: Lanes>(to: *mut V::Real, pitch: usize) -> 
 }
 
 /// Writes `len` rows of probabilities, `limit` at most, to `out`: what is held, which becomes relative to `references`, times
-/// `scale`, each a vector longer than the strip is wide. `keep(row)` answers where there is a byte for each line, and for a
-/// vector more: 0 for what is to be 0.
+/// `scale`, each a vector longer than the strip is wide. `keep(row)`, asked for one row after the other, answers where there is a
+/// byte for each line, and for a vector more: 0 for what is to be 0.
 ///
 /// # Safety
 /// The CPU has the instructions of `S`, the rows are written and `out` is valid for writes of them.
 #[inline(always)]
 pub(super) unsafe fn write<S: Simd, T: Element>(
     held: &HeldStrip<T::Lanes<S>>,
-    [references, scale]: &[Vec<T::Real>; 2],
+    [references, scale]: &[Numbers<T::Real>; 2],
     limit: T::Real,
     out: *mut T,
     (len, stride): (usize, usize),
-    mut keep: impl FnMut(usize) -> Option<*const u8>,
+    mut keep: Option<impl FnMut(usize) -> *const u8>,
 ) {
     let (limit, scale) = (T::Lanes::<S>::splat(limit), scale.as_ptr());
-    let mut roots = references.clone();
-    let ahead = ahead_rows(held.width) * stride;
-    for first in (0..len).step_by(ROWS) {
-        let rows = first..len.min(first + ROWS);
+    let mut roots = Numbers::new(T::Real::ONE, references.len());
+    let ahead = ahead_rows(held.width, 2) * stride;
+    let (from, pitch) = (held.start.cast_const(), held.pitch);
+    for (i, &first) in held.moved.iter().enumerate() {
+        let rows = first..held.moved.get(i + 1).copied().unwrap_or(len);
         // SAFETY of the block: as promised by the caller.
         unsafe {
-            held.roots(first, references, &mut roots);
+            let moved = held.roots(i, references, &mut roots);
             let roots = roots.as_ptr();
+            let exp = {
+                #[inline(always)]
+                move |j: usize, i: usize, count: usize| {
+                    S::prefetch(out.wrapping_add(j * stride + ahead + i));
+                    T::Lanes::<S>::get(from.add(j * pitch + i), count)
+                }
+            };
+            let result = {
+                #[inline(always)]
+                // The maximum alone may have come out a little over its sum.
+                move |exp: T::Lanes<S>, i: usize| (exp * T::Lanes::<S>::load(scale.add(i))).at_most(limit)
+            };
+            let rescaled = {
+                #[inline(always)]
+                move |j: usize, i: usize, count: usize| {
+                    let root = T::Lanes::<S>::load(roots.add(i));
+                    result(exp(j, i, count) * root * root, i)
+                }
+            };
+            // A loop of its own for each.
+            let Some(keep) = &mut keep else {
+                if moved {
+                    write_rows::<S, T>(out, stride, held.width, rows, rescaled);
+                } else {
+                    write_rows::<S, T>(
+                        out,
+                        stride,
+                        held.width,
+                        rows,
+                        #[inline(always)]
+                        move |j, i, count| result(exp(j, i, count), i),
+                    );
+                }
+                continue;
+            };
             for j in rows {
-                let (from, to) = (held.row(j), out.wrapping_add(j * stride));
-                let result = {
+                write_kept::<S, T>(
+                    out.wrapping_add(j * stride),
+                    held.width,
+                    keep(j),
                     #[inline(always)]
-                    |i: usize, count: usize| {
-                        S::prefetch(to.wrapping_add(ahead + i));
-                        let root = T::Lanes::<S>::load(roots.add(i));
-                        let exp = T::Lanes::<S>::get(from.add(i), count) * root * root;
-                        let p = exp * T::Lanes::<S>::load(scale.add(i));
-                        // The maximum alone may have come out a little over its sum.
-                        p.at_most(limit)
-                    }
-                };
-                write_row::<S, T>(to, held.width, keep(j), result);
+                    |i, count| rescaled(j, i, count),
+                );
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::columns::{self, flat, Strip};
 use super::lanes::{Lanes, Pack};
 use super::level::{Level, Simd, Task};
-use super::memory::{filled, Elements};
+use super::memory::{filled, Elements, Numbers};
 use super::rows::{self, ahead, blocks, exp_sum, sum_of, AHEAD_BLOCKS, BLOCK_VECTORS};
 use super::{run, Element, Pass};
 use crate::lines::Lines;
@@ -350,7 +350,7 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
         let src: *const T = self.0.src.at(start, len);
         let smoothed = self.0.classes.filter(|classes| classes.smooth).map(|classes| {
             let first: *const T = self.0.src.at(strip.row(0), strip.width);
-            let mut pivots = vec![T::Real::ZERO; strip.width + T::Lanes::<S>::COUNT];
+            let mut pivots = Numbers::new(T::Real::ZERO, strip.width + T::Lanes::<S>::COUNT);
             for (i, to) in pivots.iter_mut().enumerate().take(strip.width) {
                 // SAFETY: the row is there, and the instructions by the caller's promise.
                 *to = pivot(unsafe { one::<S, T>(first.add(i)) });
@@ -580,7 +580,7 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Backward<'_, T>> {
     unsafe fn write(&self, unit: usize, range: Range<usize>, _: &()) {
         let strip = Strip::new(unit, self.0.lines);
         let first = Strip::first_line(unit, self.0.lines);
-        let mut numbers = [(); 4].map(|()| vec![T::Real::ZERO; strip.width + T::Lanes::<S>::COUNT]);
+        let mut numbers = [(); 4].map(|()| Numbers::new(T::Real::ZERO, strip.width + T::Lanes::<S>::COUNT));
         for (i, line) in self.0.of_line[first..][..strip.width].iter().enumerate() {
             for (to, number) in numbers.iter_mut().zip([line.max, line.log_sum, line.of_p, line.of_weight]) {
                 to[i] = number;

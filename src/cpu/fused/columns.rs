@@ -3,16 +3,17 @@
 use super::any::{Any, Last, Make, Part, Wide};
 use super::logits::{Call, Run, Steps};
 use crate::cpu::columns::{self, flat, States, Strip, ROWS, WIDTH};
-use crate::cpu::held::{self, HeldStrip};
+use crate::cpu::held::{self, Again, HeldStrip};
 use crate::cpu::lanes::{Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
-use crate::cpu::memory::Elements;
+use crate::cpu::memory::{Elements, Numbers};
 use crate::cpu::random::{self, PER_COUNTER};
 use crate::cpu::rows::CacheLines;
 use crate::cpu::statistics::one;
 use crate::cpu::{Element, Pass};
 use crate::fused::Place;
 use crate::state::{Number, Real, SoftmaxState};
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// How many rows the memory system is to be ahead of the arithmetic.
@@ -162,10 +163,10 @@ impl<R: Real> Group<R> {
 }
 
 /// Rows that are a vector longer than a strip.
-type GroupMemory<R> = CacheLines<[[R; ROW]; ROWS]>;
+type GroupMemory<R> = CacheLines<[[MaybeUninit<R>; ROW]; ROWS]>;
 
-pub(super) fn group_memory<R: Real>() -> GroupMemory<R> {
-    CacheLines([[R::ZERO; ROW]; ROWS])
+pub(super) fn group_memory<R>() -> GroupMemory<R> {
+    CacheLines([const { [const { MaybeUninit::uninit() }; ROW] }; ROWS])
 }
 
 /// Lines along another dimension.
@@ -187,7 +188,7 @@ enum Todo<'a, V: Lanes, T: Element> {
     /// They are to be added to the states, and their exponentials are to be held if there is where.
     Reduce(&'a mut States<V>, Option<&'a mut HeldStrip<V>>),
     /// The results are to be written, with the maxima and scales.
-    Write(Elements<'a, T>, &'a [Vec<T::Real>; 2]),
+    Write(Elements<'a, T>, &'a [Numbers<T::Real>; 2]),
 }
 
 impl<T: Element> Columns<'_, T> {
@@ -364,33 +365,31 @@ impl<T: Element> Columns<'_, T> {
         unsafe {
             match todo {
                 Todo::Reduce(states, mut held) => {
-                    let mut memory = group_memory();
-                    for first in (0..rows).step_by(ROWS) {
-                        let group = Group::new(first, ROWS.min(rows - first), &mut memory);
-                        // Where exponentials are held, or, for nobody, in place of the logits.
-                        let (held_at, pitch) = match &mut held {
-                            Some(held) => held.group(first),
-                            None => (group.row(0), ROW),
-                        };
+                    let mut memory = group_memory::<T::Real>();
+                    let most = States::<T::Lanes<S>>::group();
+                    for first in (0..rows).step_by(most) {
+                        let group_rows = most.min(rows - first);
+                        let held_at = held.as_mut().map(|held| held.group(first));
                         for (segment, &of) in side.segments.iter().zip(&origins) {
                             let lines = segment.at..segment.at + segment.len;
-                            let hold = held::hold::<S, _>(held_at.add(segment.at), pitch);
                             let ahead = {
                                 #[inline(always)]
                                 move |row: usize, i: usize| ahead(&of, first + row + ROWS, i)
                             };
                             if T::Lanes::<S>::SATURATES {
                                 // Logits are made once, but for the first and what moves a reference.
+                                let sample = if first == 0 { ROWS } else { 0 };
                                 let logit = {
                                     #[inline(always)]
                                     move |row: usize, i: usize, count: usize| logit(&of, first + row, i, count)
                                 };
                                 // A loop of its own for each.
-                                if held.is_some() {
+                                if let Some((to, pitch)) = held_at {
+                                    let hold = held::hold::<S, _>(to.add(segment.at), pitch);
                                     states.take(
                                         lines,
-                                        group.rows,
-                                        first == 0,
+                                        group_rows,
+                                        sample,
                                         logit,
                                         #[inline(always)]
                                         move |row, i, count, exp| {
@@ -401,8 +400,8 @@ impl<T: Element> Columns<'_, T> {
                                 } else {
                                     states.take(
                                         lines,
-                                        group.rows,
-                                        first == 0,
+                                        group_rows,
+                                        sample,
                                         logit,
                                         #[inline(always)]
                                         move |row, i, _, _| ahead(row, i),
@@ -410,7 +409,10 @@ impl<T: Element> Columns<'_, T> {
                                 }
                                 continue;
                             }
+                            let group = Group::new(first, group_rows, &mut memory);
                             let z = group.row(0).add(segment.at);
+                            // For nobody in place of the logits.
+                            let (to, pitch) = held_at.unwrap_or((group.row(0), ROW));
                             states.grow(
                                 lines.clone(),
                                 group.rows,
@@ -429,18 +431,49 @@ impl<T: Element> Columns<'_, T> {
                                     ahead(row, i);
                                     T::Lanes::<S>::load(z.add(row * ROW + i))
                                 },
-                                hold,
+                                held::hold::<S, _>(to.add(segment.at), pitch),
                             );
                         }
                         if let Some(held) = &mut held {
-                            held.push(first, group.rows, &states.references);
+                            held.push(first, group_rows, states.moved().then_some(&states.references));
                         }
                     }
                 }
                 Todo::Write(out, [max, scale]) => {
                     let (start, len) = side.strip.span(&range);
                     let (out, limit) = (out.at(start, len), T::Lanes::<S>::splat(call.most()));
-                    let ahead_out = columns::ahead_rows(side.strip.width) * stride;
+                    let streams = if call.bias.is_some() { 3 } else { 2 };
+                    let ahead_rows = columns::ahead_rows(side.strip.width, streams);
+                    let ahead_out = ahead_rows * stride;
+                    let result_of = {
+                        #[inline(always)]
+                        move |segment: &Segment, of: Origin<T>| {
+                            let (max, scale) = (max[segment.at..].as_ptr(), scale[segment.at..].as_ptr());
+                            let out = out.add(segment.at);
+                            #[inline(always)]
+                            move |j: usize, i: usize, count: usize| {
+                                // Memory that is written is read first.
+                                S::prefetch(out.wrapping_add(j * stride + ahead_out + i));
+                                ahead(&of, j + ahead_rows, i);
+                                let z = logit(&of, j, i, count);
+                                let exp = (z - T::Lanes::<S>::load(max.add(i))).scaled_exp();
+                                let result = exp * T::Lanes::<S>::load(scale.add(i));
+                                // As of softmax: above the maximum of the first rows.
+                                if T::Lanes::<S>::SATURATES {
+                                    result.at_most(limit)
+                                } else {
+                                    result
+                                }
+                            }
+                        }
+                    };
+                    if call.options.dropout.is_none() {
+                        for (segment, &of) in side.segments.iter().zip(&origins) {
+                            let result = result_of(segment, of);
+                            columns::write_rows::<S, T>(out.add(segment.at), stride, segment.len, 0..rows, result);
+                        }
+                        return;
+                    }
                     // Of two groups of rows: a CPU waits for bytes that it has only just written and reads in other portions.
                     let mut kept = [[[0; ROW]; PER_COUNTER]; 2];
                     let mut first = 0;
@@ -453,30 +486,16 @@ impl<T: Element> Columns<'_, T> {
                         if end < rows {
                             side.keep::<S>(range.start + end, &mut kept[(group + 1) % 2]);
                         }
-                        let kept = &kept[group % 2];
                         for (segment, &of) in side.segments.iter().zip(&origins) {
-                            let (max, scale) = (max[segment.at..].as_ptr(), scale[segment.at..].as_ptr());
+                            let result = result_of(segment, of);
                             for j in first..end {
-                                let to = out.add(j * stride + segment.at);
-                                let result = {
+                                columns::write_kept::<S, T>(
+                                    out.add(j * stride + segment.at),
+                                    segment.len,
+                                    kept[group % 2][(range.start + j) % PER_COUNTER][segment.at..].as_ptr(),
                                     #[inline(always)]
-                                    |i, count| {
-                                        // Memory that is written is read first.
-                                        S::prefetch(to.wrapping_add(ahead_out + i));
-                                        ahead(&of, j + ROWS, i);
-                                        let z = logit(&of, j, i, count);
-                                        let exp = (z - T::Lanes::<S>::load(max.add(i))).scaled_exp();
-                                        let result = exp * T::Lanes::<S>::load(scale.add(i));
-                                        // As of softmax: above the maximum of the first rows.
-                                        if T::Lanes::<S>::SATURATES {
-                                            result.at_most(limit)
-                                        } else {
-                                            result
-                                        }
-                                    }
-                                };
-                                let keep = side.kept(range.start + j, kept).map(|keep| keep.wrapping_add(segment.at));
-                                columns::write_row::<S, T>(to, segment.len, keep, result);
+                                    |i, count| result(j, i, count),
+                                );
                             }
                         }
                         first = end;
@@ -501,20 +520,17 @@ impl<T: Element> Columns<'_, T> {
         unsafe {
             self.directly::<S>(side, 0..len, Todo::Reduce(&mut states, Some(held)));
             let scales = Self::scales::<S>(side, &states.states, true);
-            held::write::<S, T>(
-                held,
-                &scales,
-                self.call.most(),
-                out,
-                (len, side.strip.stride),
+            let keep = self.call.options.dropout.map(|_| {
                 #[inline(always)]
-                |j| {
-                    if j % PER_COUNTER == 0 {
+                |j: usize| {
+                    if j.is_multiple_of(PER_COUNTER) {
                         side.keep::<S>(j, &mut kept);
                     }
-                    side.kept(j, &kept)
-                },
-            );
+                    kept[j % PER_COUNTER].as_ptr()
+                }
+            });
+            let place = (len, side.strip.stride);
+            held::write::<S, T>(held, &scales, self.call.most(), out, place, keep);
         }
     }
 
@@ -556,7 +572,11 @@ impl<T: Element> Columns<'_, T> {
     /// # Safety
     /// The CPU has the instructions of `S`.
     #[inline(always)]
-    unsafe fn scales<S: Simd>(side: &Side<T>, states: &[SoftmaxState<T::Lanes<S>>], held: bool) -> [Vec<T::Real>; 2] {
+    unsafe fn scales<S: Simd>(
+        side: &Side<T>,
+        states: &[SoftmaxState<T::Lanes<S>>],
+        held: bool,
+    ) -> [Numbers<T::Real>; 2] {
         let mut states = states.to_vec();
         // SAFETY of the block: a row of sinks is of whole vectors; the rest by the caller's promise.
         unsafe {
@@ -566,35 +586,44 @@ impl<T: Element> Columns<'_, T> {
                 }
             }
         }
-        let max = flat(
-            &states,
-            #[inline(always)]
-            |state| state.max(),
-        );
-        let sum = flat(
-            &states,
-            #[inline(always)]
-            |state| state.sum(),
-        );
         let (mut shift, mut scale) = if held {
             let references = flat(
                 &states,
                 #[inline(always)]
                 |state| state.reference(),
             );
-            (references, sum.clone())
+            let sums = flat(
+                &states,
+                #[inline(always)]
+                |state| state.sum(),
+            );
+            (references, sums)
         } else {
             let sums = flat(
                 &states,
                 #[inline(always)]
                 |state| state.finish().sum,
             );
-            (max.clone(), sums)
+            let maxima = flat(
+                &states,
+                #[inline(always)]
+                |state| state.max(),
+            );
+            (maxima, sums)
         };
         side.call.scale_each::<T::Lanes<S>>(&mut scale);
-        for i in 0..side.strip.width {
-            if max[i] == T::Real::NEG_INFINITY && sum[i] == T::Real::ZERO {
-                (shift[i], scale[i]) = side.call.scales::<T::Lanes<S>>(None);
+        let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
+        for (state, at) in states.iter().zip((0..side.strip.width).step_by(T::Lanes::<S>::COUNT)) {
+            // Where a maximum is −∞ or NaN.
+            if lowest.at_most(state.max()).differs(lowest) {
+                let each = std::slice::from_ref(state);
+                let max = flat(each, |state| state.max());
+                let sum = flat(each, |state| state.sum());
+                for i in 0..T::Lanes::<S>::COUNT.min(side.strip.width - at) {
+                    if max[i] == T::Real::NEG_INFINITY && sum[i] == T::Real::ZERO {
+                        (shift[at + i], scale[at + i]) = side.call.scales::<T::Lanes<S>>(None);
+                    }
+                }
             }
         }
         [shift, scale]
@@ -609,7 +638,7 @@ impl<T: Element> Columns<'_, T> {
         &self,
         side: &Side<T>,
         group: &Group<T::Real>,
-        [max, scale]: &[Vec<T::Real>; 2],
+        [max, scale]: &[Numbers<T::Real>; 2],
         kept: &mut [[u8; ROW]; PER_COUNTER],
     ) {
         let make = Make::OfEach(self.call.options.output, max.as_ptr(), scale.as_ptr());
@@ -671,7 +700,21 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
     unsafe fn whole(&self, units: Range<usize>, len: usize) {
         // SAFETY of the block: as promised by the caller.
         unsafe {
-            let mut held = HeldStrip::new::<T>(len, self.call.geometry.lines.inner, self.call.cap.is_none());
+            let geometry = self.call.geometry;
+            let again = match (self.call.cap, self.call.bias) {
+                (Some(_), _) => Again::Arithmetic,
+                (None, Some(_)) => {
+                    let shared = geometry.axes.iter().any(|axis| axis.bias == 0);
+                    // All of its lines are in one strip.
+                    if shared && geometry.lines.inner <= WIDTH {
+                        Again::SharedMemory
+                    } else {
+                        Again::Memory
+                    }
+                }
+                (None, None) => Again::Little,
+            };
+            let mut held = HeldStrip::new::<T>(len, geometry.lines.inner, again);
             for unit in units {
                 let side = Side::new(self.call, unit);
                 match (&mut held, self.direct::<S>(&side)) {

@@ -300,9 +300,13 @@ impl<T: Element> Call<'_, T> {
     /// What [`Output::of`] takes beside maxima, in place of sums, for results that are [so much](Self::most) at most.
     #[inline(always)]
     pub(super) fn scale_each<V: Lanes<Real = T::Real>>(&self, sums: &mut [T::Real]) {
-        let kept = self.most();
-        for sum in sums {
-            *sum = self.options.output.scale::<V>(*sum) * kept;
+        let most = self.most();
+        // A loop of its own for each: that of divisions becomes vectors.
+        match self.options.output {
+            Output::Probability => sums.iter_mut().for_each(|sum| *sum = Output::Probability.scale::<V>(*sum) * most),
+            Output::LogProbability => {
+                sums.iter_mut().for_each(|sum| *sum = Output::LogProbability.scale::<V>(*sum) * most)
+            }
         }
     }
 
