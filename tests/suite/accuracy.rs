@@ -99,8 +99,11 @@ fn lines_that_begin_low() -> Result<()> {
                     lines.extend_from_slice(&f32_only);
                 }
                 let xs = tensor(&lines.concat(), (lines.len(), len), dtype, &device)?;
+                // And side by side, where what moves one line moves its neighbours' sums.
+                let columns = xs.t()?.contiguous()?;
                 for op in [Op::Softmax, Op::LogSoftmax] {
                     check(op, &xs, 1)?;
+                    check(op, &columns, 0)?;
                 }
             }
         }

@@ -550,6 +550,9 @@ fn strips_whose_maxima_grow() -> Result<()> {
             let sinks = Some(make(&[shape[1]], 100.0, 8, dtype)?);
             let bias = Some(make(&[shape[2], shape[3]], 60.0, 9, dtype)?);
             check(&plain)?;
+            let full = Some(make(&shape, 60.0, 12, dtype)?);
+            check(&Case { bias: full, dropout: Some((0.3, 13)), ..plain.clone() })?;
+            check(&Case { bias: bias.clone(), ..plain.clone() })?;
             check(&Case { sinks: sinks.clone(), dropout: Some((0.3, 10)), ..plain.clone() })?;
             check(&Case { scale: 0.5, bias, mask: Some(mask(&shape, 11)?), sinks, ..plain })?;
         }
