@@ -59,7 +59,7 @@ impl<V: Lanes> HeldStrip<V> {
         };
         let room = match keep {
             Keep::InOutput => 0,
-            Keep::Aside => len * Self::pitch_aside(width) + line_of::<V::Real>(),
+            Keep::Aside => Self::room_aside(len, width),
             Keep::Nowhere => return None,
         };
         if len <= ROWS || len > most / size_of::<V::Real>() / width {
@@ -88,14 +88,18 @@ impl<V: Lanes> HeldStrip<V> {
         self.moved.clear();
         self.references.clear();
         if self.over_input {
-            let room = States::<V>::group() * Self::pitch_aside(self.width);
-            self.aside.reserve(room + line_of::<V::Real>());
+            self.aside.reserve(Self::room_aside(States::<V>::group(), self.width));
         }
     }
 
     fn start_aside(&mut self) -> *mut V::Real {
         let start = self.aside.as_mut_ptr();
         start.wrapping_add(to_line(start))
+    }
+
+    /// How many elements are to be there for so many rows.
+    fn room_aside(rows: usize, width: usize) -> usize {
+        rows * Self::pitch_aside(width) + line_of::<V::Real>()
     }
 
     /// How far apart rows of so many lines are aside.
@@ -105,7 +109,7 @@ impl<V: Lanes> HeldStrip<V> {
 
     /// Where the exponentials of a row are, as many as there are lines.
     #[inline(always)]
-    pub fn row(&self, j: usize) -> *mut V::Real {
+    fn row(&self, j: usize) -> *mut V::Real {
         self.start.wrapping_add(j * self.pitch)
     }
 

@@ -1,14 +1,14 @@
 //! Memory that threads read and fill together.
 
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
 /// From this size on fresh memory asks for huge pages: page faults are most of the time of a large output.
 #[cfg(target_os = "linux")]
 const HUGE_PAGES_FROM: usize = 4 << 20;
 
-/// Bytes in a line of the cache.
-const LINE: usize = 64;
+/// Bytes in a line of the cache, which come from memory together.
+pub(super) const CACHE_LINE: usize = 64;
 
 /// A run of elements that several threads read, or write each its own part of. Input and output may be the same.
 #[derive(Clone, Copy)]
@@ -88,28 +88,25 @@ impl<T: Copy> Unfilled<T> {
 /// Numbers of a thread's own that start where a line of the cache does: elsewhere each vector that is as long lies in two.
 pub(super) struct Numbers<R> {
     memory: Vec<R>,
-    start: usize,
+    /// Where in it they are.
+    range: Range<usize>,
 }
 
 /// As many elements as a line of the cache has.
 pub(super) const fn line_of<R>() -> usize {
-    LINE / size_of::<R>()
+    CACHE_LINE / size_of::<R>()
 }
 
 /// How many elements from `start` on a line of the cache starts.
 pub(super) fn to_line<R>(start: *const R) -> usize {
-    start.align_offset(LINE).min(line_of::<R>())
+    start.align_offset(CACHE_LINE).min(line_of::<R>())
 }
 
 impl<R: Copy> Numbers<R> {
     pub fn new(value: R, len: usize) -> Self {
         let memory = vec![value; len + line_of::<R>()];
         let start = to_line(memory.as_ptr());
-        Self { memory, start }
-    }
-
-    fn len(&self) -> usize {
-        self.memory.len() - line_of::<R>()
+        Self { memory, range: start..start + len }
     }
 }
 
@@ -117,14 +114,13 @@ impl<R: Copy> Deref for Numbers<R> {
     type Target = [R];
 
     fn deref(&self) -> &[R] {
-        &self.memory[self.start..][..self.len()]
+        &self.memory[self.range.clone()]
     }
 }
 
 impl<R: Copy> DerefMut for Numbers<R> {
     fn deref_mut(&mut self) -> &mut [R] {
-        let len = self.len();
-        &mut self.memory[self.start..][..len]
+        &mut self.memory[self.range.clone()]
     }
 }
 

@@ -3,6 +3,7 @@
 use super::element::Keep;
 use super::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
+use super::memory::CACHE_LINE;
 use super::{Element, Pass};
 use crate::op::{Output, Schedule};
 use crate::state::{root_of_rescaling, CompensatedSum, Normalizer, Number, Real, SoftmaxState};
@@ -139,9 +140,6 @@ pub(super) unsafe fn exp_sum<S: Simd, T: Element>(
     );
     sum * T::Lanes::<S>::UNSCALE
 }
-
-/// Bytes that come from memory together.
-const CACHE_LINE: usize = 64;
 
 /// Aligned so that no vector in it lies in two cache lines.
 #[repr(align(64))]
