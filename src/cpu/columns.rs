@@ -62,25 +62,6 @@ impl Strip {
     pub fn span(&self, rows: &Range<usize>) -> (usize, usize) {
         (self.row(rows.start), if rows.is_empty() { 0 } else { (rows.len() - 1) * self.stride + self.width })
     }
-
-    /// Folds each vector of lines of each group of rows into `reduced`. `step` gets how many rows there are, how many lines
-    /// of the vector, and the place of the first element relative to that of `rows`; rows are `stride` apart.
-    #[inline(always)]
-    pub fn fold<V: Lanes, R>(&self, rows: usize, reduced: &mut [R], mut step: impl FnMut(&mut R, usize, usize, usize)) {
-        for first in (0..rows).step_by(ROWS) {
-            for (i, reduced) in reduced.iter_mut().enumerate() {
-                let line = i * V::COUNT;
-                let count = V::COUNT.min(self.width - line);
-                let at = first * self.stride + line;
-                // Steps of their own for whole vectors of whole groups.
-                if count == V::COUNT && rows - first >= ROWS {
-                    step(reduced, ROWS, V::COUNT, at);
-                } else {
-                    step(reduced, ROWS.min(rows - first), count, at);
-                }
-            }
-        }
-    }
 }
 
 /// The lanes of what `of` makes of each item, one after the other and a vector longer, to be read from any place on: lines do
@@ -387,6 +368,40 @@ unsafe fn fold_rows<V: Lanes>(
     }
 }
 
+/// The sums of `width` lines side by side over `rows` rows, whose terms are `term(row, start, count)`: of [`ROWS`] plainly, and of
+/// these compensated.
+///
+/// # Safety
+/// The CPU has the instructions of `V`.
+#[inline(always)]
+pub(super) unsafe fn sum_rows<V: Lanes>(
+    width: usize,
+    rows: usize,
+    term: impl Fn(usize, usize, usize) -> V,
+) -> Vec<CompensatedSum<V>> {
+    let vectors = width.div_ceil(V::COUNT);
+    let mut totals = vec![CompensatedSum::zero(); vectors];
+    let mut found = Numbers::new(V::Real::ZERO, vectors * V::COUNT);
+    for first in (0..rows).step_by(ROWS) {
+        found.fill(V::Real::ZERO);
+        // SAFETY of the block: chunks are as long as a vector; the rest by the caller's promise.
+        unsafe {
+            fold_rows::<V>(
+                width,
+                ROWS.min(rows - first),
+                &mut found,
+                #[inline(always)]
+                |row, i, count| term(first + row, i, count),
+                V::add,
+            );
+            for (total, sum) in totals.iter_mut().zip(found.chunks_exact(V::COUNT)) {
+                total.add(V::load(sum.as_ptr()));
+            }
+        }
+    }
+    totals
+}
+
 /// The states of the lines of a strip over `rows` rows from `src` on, whose exponentials are held if there is where. Their maxima
 /// are those of all rows where that is to be `exact`; else they may be of the first, and what is above them is at most [e¹⁶](most_of)
 /// times as great.
@@ -599,27 +614,31 @@ impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
         let strip = Strip::new(unit, self.0.lines);
         let (start, len) = strip.span(&range);
         let (y, g): (*const T, *const T) = (self.0.y.at(start, len), self.0.g.at(start, len));
-        let mut totals = vec![CompensatedSum::zero(); strip.width.div_ceil(T::Lanes::<S>::COUNT)];
-        strip.fold::<T::Lanes<S>, _>(
-            range.len(),
-            &mut totals,
-            #[inline(always)]
-            |total, rows, count, i| {
-                let mut sum = T::Lanes::<S>::splat(T::Real::ZERO);
-                for i in (0..rows).map(|j| i + j * strip.stride) {
-                    // SAFETY: the rows are there, and the instructions by the caller's promise.
-                    let g = unsafe { read::<S, T>(g, i, count) };
-                    let term = match self.0.output {
-                        // SAFETY: likewise.
-                        Output::Probability => g * unsafe { read::<S, T>(y, i, count) },
-                        Output::LogProbability => g,
-                    };
-                    sum = sum + term;
+        let (rows, stride) = (range.len(), strip.stride);
+        // SAFETY of the block: the rows are there, and the instructions by the caller's promise.
+        unsafe {
+            let read = {
+                #[inline(always)]
+                move |from: *const T, row: usize, i: usize, count: usize| {
+                    S::prefetch(from.wrapping_add((row + ROWS) * stride + i));
+                    read::<S, T>(from, row * stride + i, count)
                 }
-                total.add(sum);
-            },
-        );
-        totals
+            };
+            match self.0.output {
+                Output::Probability => sum_rows(
+                    strip.width,
+                    rows,
+                    #[inline(always)]
+                    |row, i, count| read(y, row, i, count) * read(g, row, i, count),
+                ),
+                Output::LogProbability => sum_rows(
+                    strip.width,
+                    rows,
+                    #[inline(always)]
+                    |row, i, count| read(g, row, i, count),
+                ),
+            }
+        }
     }
 
     #[inline(always)]
@@ -630,22 +649,35 @@ impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
             #[inline(always)]
             |total| total.value(),
         );
-        for j in range {
-            let (start, width) = (strip.row(j), strip.width);
-            let (ys, gs, out) = (self.0.y.at(start, width), self.0.g.at(start, width), self.0.out.at(start, width));
-            // SAFETY of the block: the elements are there, and `sums` is a vector longer than the row; the rest by the
-            // caller's promise.
-            unsafe {
-                T::write::<S>(
-                    out,
-                    width,
-                    #[inline(always)]
-                    |i, count| {
-                        let (y, g) = (read::<S, T>(ys, i, count), read::<S, T>(gs, i, count));
-                        self.0.output.gradient(y, g, T::Lanes::<S>::load(sums.as_ptr().add(i)))
-                    },
-                )
-            }
+        let sums = sums.as_ptr();
+        let (rows, stride) = (range.len(), strip.stride);
+        let ahead = ahead_rows(strip.width, 3) * stride;
+        // Rows that lie one behind the other are read ahead anyway.
+        let apart = strip.width < stride;
+        let (start, len) = strip.span(&range);
+        let (ys, gs): (*const T, *const T) = (self.0.y.at(start, len), self.0.g.at(start, len));
+        let out = self.0.out.at(start, len);
+        // SAFETY of the block: the elements are there, and `sums` is a vector longer than the row; the rest by the
+        // caller's promise.
+        unsafe {
+            write_rows::<S, T>(
+                out,
+                stride,
+                strip.width,
+                0..rows,
+                #[inline(always)]
+                |j, i, count| {
+                    let at = j * stride + i;
+                    // Memory that is written is read first.
+                    S::prefetch(out.wrapping_add(at + ahead));
+                    if apart {
+                        S::prefetch(ys.wrapping_add(at + ahead));
+                        S::prefetch(gs.wrapping_add(at + ahead));
+                    }
+                    let (y, g) = (read::<S, T>(ys, at, count), read::<S, T>(gs, at, count));
+                    self.0.output.gradient(y, g, T::Lanes::<S>::load(sums.add(i)))
+                },
+            )
         }
     }
 }

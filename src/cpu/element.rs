@@ -95,7 +95,40 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
         }
     }
 
-    /// The same for `ROWS` rows side by side that are `stride` apart: `f(row, start, count)`.
+    /// The same for results that take little: four vectors are there before one of them is written, as in
+    /// [`sum_seen`](super::lanes::sum_seen).
+    ///
+    /// # Safety
+    /// As of [`write`](Self::write).
+    #[inline(always)]
+    unsafe fn write_fours<S: Simd>(to: *mut Self, len: usize, f: impl Fn(usize, usize) -> Self::Lanes<S>) {
+        let count = Self::Lanes::<S>::COUNT;
+        // Where whole vectors are aligned, as far as long lines have them so.
+        let head = if len >= ALIGN_FROM { to.align_offset(count * size_of::<Self>()) } else { 0 };
+        let mut i = if head < count { head } else { 0 };
+        // SAFETY of the block: what is written is within `len`.
+        unsafe {
+            if i > 0 {
+                Self::store_part::<S>(f(0, i), to, i);
+            }
+            while Self::Lanes::<S>::UNROLLED && i + 4 * count <= len {
+                let (a, b) = (f(i, count), f(i + count, count));
+                let (c, d) = (f(i + 2 * count, count), f(i + 3 * count, count));
+                Self::store::<S>(a, to.add(i));
+                Self::store::<S>(b, to.add(i + count));
+                Self::store::<S>(c, to.add(i + 2 * count));
+                Self::store::<S>(d, to.add(i + 3 * count));
+                i += 4 * count;
+            }
+            while i < len {
+                let count = count.min(len - i);
+                Self::put::<S>(f(i, count), to.add(i), count);
+                i += count;
+            }
+        }
+    }
+
+    /// [`write`](Self::write) for `ROWS` rows side by side that are `stride` apart: `f(row, start, count)`.
     ///
     /// # Safety
     /// As of [`write`](Self::write), for each of the rows.

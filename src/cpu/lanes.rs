@@ -294,29 +294,80 @@ pub(crate) fn fold<V: Lanes>(
     join(join(a, b), join(c, d))
 }
 
-/// The sum of `term(start, count)` over vectors as in [`fold`], for terms that take many registers. Where there are few it is
-/// one term after the other, in parts as long as what one of [`fold`]'s accumulators adds of a block.
+/// The sum of `term(start, count)` over vectors as in [`fold`]; `see(start, count, term)` sees each. Where the registers suffice, those
+/// of four vectors are made before one is seen: a load waits for stores before it to addresses with the same lowest twelve bits,
+/// which those that `see` writes to and those that are read a vector later may have.
 #[inline(always)]
-pub(super) fn sum_of_long_terms<V: Lanes>(len: usize, mut term: impl FnMut(usize, usize) -> V) -> V {
+pub(super) fn sum_seen<V: Lanes>(
+    len: usize,
+    mut term: impl FnMut(usize, usize) -> V,
+    mut see: impl FnMut(usize, usize, V),
+) -> V {
     let zero = V::splat(V::Real::ZERO);
-    if V::UNROLLED {
+    if !V::UNROLLED {
         return fold(
             len,
             zero,
             #[inline(always)]
-            |sum, i, count| sum + term(i, count),
+            |sum, i, count| {
+                let term = term(i, count);
+                see(i, count, term);
+                sum + term
+            },
             V::add,
         );
     }
+    let [mut sum_a, mut sum_b, mut sum_c, mut sum_d] = [zero; 4];
+    let mut i = 0;
+    while i + 4 * V::COUNT <= len {
+        let [at_a, at_b, at_c, at_d] = [i, i + V::COUNT, i + 2 * V::COUNT, i + 3 * V::COUNT];
+        let (a, b, c, d) = (term(at_a, V::COUNT), term(at_b, V::COUNT), term(at_c, V::COUNT), term(at_d, V::COUNT));
+        see(at_a, V::COUNT, a);
+        see(at_b, V::COUNT, b);
+        see(at_c, V::COUNT, c);
+        see(at_d, V::COUNT, d);
+        (sum_a, sum_b, sum_c, sum_d) = (sum_a + a, sum_b + b, sum_c + c, sum_d + d);
+        i += 4 * V::COUNT;
+    }
+    while i < len {
+        let count = V::COUNT.min(len - i);
+        let term = term(i, count);
+        see(i, count, term);
+        sum_a = sum_a + term;
+        i += V::COUNT;
+    }
+    (sum_a + sum_b) + (sum_c + sum_d)
+}
+
+/// The same for terms that take many registers. Where there are few it is one term after the other, in parts as long as what one of
+/// [`fold`]'s accumulators adds of a block.
+#[inline(always)]
+pub(super) fn sum_of_long_terms<V: Lanes>(
+    len: usize,
+    mut term: impl FnMut(usize, usize) -> V,
+    mut see: impl FnMut(usize, usize, V),
+) -> V {
+    if V::UNROLLED {
+        return sum_seen(len, term, see);
+    }
+    let zero = V::splat(V::Real::ZERO);
+    let mut seen = {
+        #[inline(always)]
+        |i, count| {
+            let term = term(i, count);
+            see(i, count, term);
+            term
+        }
+    };
     let (mut sum, mut i) = (zero, 0);
     while i < len {
         let (mut part, end) = (zero, len.min(i + 16 * V::COUNT));
         while i + V::COUNT <= end {
-            part = part + term(i, V::COUNT);
+            part = part + seen(i, V::COUNT);
             i += V::COUNT;
         }
         if i < end {
-            part = part + term(i, end - i);
+            part = part + seen(i, end - i);
             i = end;
         }
         sum = sum + part;

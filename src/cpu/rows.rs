@@ -1,7 +1,7 @@
 //! Lines along the last dimension: each is contiguous.
 
 use super::element::Keep;
-use super::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
+use super::lanes::{each, fold, sum_of_long_terms, sum_seen, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
 use super::memory::CACHE_LINE;
 use super::{Element, Pass};
@@ -45,6 +45,9 @@ const _: () = assert!(MAX_KEPT < MOST_OF_SAMPLE as usize);
 pub(super) fn most_of<R: Real>(count: usize) -> R {
     R::nearest(count as f64 * 4096.0)
 }
+
+/// How many elements are written in their order of a line that is written from its end.
+const FROM_THE_END: usize = 4096;
 
 /// A sample below is rather of what is masked than of logits.
 const LEAST_SAMPLE: f64 = -1e3;
@@ -124,21 +127,20 @@ pub(super) unsafe fn exp_sum<S: Simd, T: Element>(
     len: usize,
     reference: T::Real,
     ahead: usize,
-    mut keep: impl FnMut(usize, usize, T::Lanes<S>),
+    keep: impl FnMut(usize, usize, T::Lanes<S>),
 ) -> T::Real {
     let reference = T::Lanes::<S>::splat(reference);
-    let sum = sum_of(
+    let sum = sum_seen(
         len,
         #[inline(always)]
         |i, count| {
             S::prefetch(xs.wrapping_add(ahead + i));
             // SAFETY: as promised by the caller.
-            let exp = (unsafe { T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY) } - reference).scaled_exp();
-            keep(i, count, exp);
-            exp
+            (unsafe { T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY) } - reference).scaled_exp()
         },
+        keep,
     );
-    sum * T::Lanes::<S>::UNSCALE
+    sum.sum_across() * T::Lanes::<S>::UNSCALE
 }
 
 /// Aligned so that no vector in it lies in two cache lines.
@@ -455,12 +457,14 @@ impl<T: Element> Short<T> {
                         |i, count| {
                             let i = start + i;
                             S::prefetch(xs.wrapping_add(self.ahead + i));
-                            let exp = (T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY) - reference).scaled_exp();
+                            (T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY) - reference).scaled_exp()
+                        },
+                        #[inline(always)]
+                        |i, count, exp| {
                             if self.output == Output::Probability {
-                                exp.store(kept.add(i));
+                                exp.store(kept.add(start + i));
                             }
-                            meanwhile(i, count);
-                            exp
+                            meanwhile(start + i, count);
                         },
                     );
                     sum.sum_across() * T::Lanes::<S>::UNSCALE
@@ -609,45 +613,41 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
 /// softmax: y·(g − Σ g·y); log-softmax: g − exp(y)·Σ g.
 pub(super) struct Backward<'a, T>(pub super::Backward<'a, T>);
 
-impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
-    type Reduced = CompensatedSum<T::Real>;
-    const WIDTH: usize = 1;
-
+impl<T: Element> Backward<'_, T> {
+    /// What is summed of these elements of a line, at most a block.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and `ys` and `gs` are valid for reads of `len` elements.
     #[inline(always)]
-    unsafe fn reduce(&self, line: usize, range: Range<usize>) -> Self::Reduced {
-        let start = line * self.0.lines.len + range.start;
-        let (ys, gs) = (self.0.y.at(start, range.len()), self.0.g.at(start, range.len()));
+    unsafe fn sum<S: Simd>(&self, ys: *const T, gs: *const T, len: usize) -> T::Real {
         let zero = T::Real::ZERO;
-        let mut sum = CompensatedSum::zero();
-        for (start, len) in blocks::<T::Lanes<S>>(0..range.len()) {
-            // SAFETY of the block: the elements are there, and the instructions by the caller's promise.
-            unsafe {
-                let (ys, gs) = (ys.add(start), gs.add(start));
-                sum.add(match self.0.output {
-                    Output::Probability => sum_of(
-                        len,
-                        #[inline(always)]
-                        |i, count| T::read::<S>(ys.add(i), count, zero) * T::read::<S>(gs.add(i), count, zero),
-                    ),
-                    Output::LogProbability => sum_of(
-                        len,
-                        #[inline(always)]
-                        |i, count| T::read::<S>(gs.add(i), count, zero),
-                    ),
-                });
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            match self.0.output {
+                Output::Probability => sum_of(
+                    len,
+                    #[inline(always)]
+                    |i, count| T::read::<S>(ys.add(i), count, zero) * T::read::<S>(gs.add(i), count, zero),
+                ),
+                Output::LogProbability => sum_of(
+                    len,
+                    #[inline(always)]
+                    |i, count| T::read::<S>(gs.add(i), count, zero),
+                ),
             }
         }
-        sum
     }
 
+    /// Writes the gradients of `len` elements.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, `ys` and `gs` are valid for reads of `len` elements and `out` for writes.
     #[inline(always)]
-    unsafe fn write(&self, line: usize, range: Range<usize>, sum: &Self::Reduced) {
-        let (start, len) = (line * self.0.lines.len + range.start, range.len());
-        let (ys, gs, out) = (self.0.y.at(start, len), self.0.g.at(start, len), self.0.out.at(start, len));
-        let sum = T::Lanes::<S>::splat(sum.value());
-        // SAFETY of the block: the elements are there; the rest by the caller's promise.
+    unsafe fn gradients<S: Simd>(&self, ys: *const T, gs: *const T, out: *mut T, len: usize, sum: T::Real) {
+        let sum = T::Lanes::<S>::splat(sum);
+        // SAFETY of the block: as promised by the caller.
         unsafe {
-            T::write::<S>(
+            T::write_fours::<S>(
                 out,
                 len,
                 #[inline(always)]
@@ -657,6 +657,60 @@ impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
                     self.0.output.gradient(y, g, sum)
                 },
             )
+        }
+    }
+}
+
+impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
+    type Reduced = CompensatedSum<T::Real>;
+    const WIDTH: usize = 1;
+
+    #[inline(always)]
+    unsafe fn reduce(&self, line: usize, range: Range<usize>) -> Self::Reduced {
+        let start = line * self.0.lines.len + range.start;
+        let (ys, gs) = (self.0.y.at(start, range.len()), self.0.g.at(start, range.len()));
+        let mut sum = CompensatedSum::zero();
+        for (start, len) in blocks::<T::Lanes<S>>(0..range.len()) {
+            // SAFETY: the elements are there, and the instructions by the caller's promise.
+            sum.add(unsafe { self.sum::<S>(ys.add(start), gs.add(start), len) });
+        }
+        sum
+    }
+
+    #[inline(always)]
+    unsafe fn write(&self, line: usize, range: Range<usize>, sum: &Self::Reduced) {
+        let (start, len) = (line * self.0.lines.len + range.start, range.len());
+        let (ys, gs, out) = (self.0.y.at(start, len), self.0.g.at(start, len), self.0.out.at(start, len));
+        // SAFETY: the elements are there; the rest by the caller's promise.
+        unsafe { self.gradients::<S>(ys, gs, out, len, sum.value()) }
+    }
+
+    /// Lines of a block need no sum that compensates, whose steps wait for each other; longer ones are written from their end, since
+    /// what was read last is in the caches still.
+    #[inline(always)]
+    unsafe fn whole(&self, lines: Range<usize>, len: usize) {
+        let (start, elements) = (lines.start * len, lines.len() * len);
+        let (ys, gs): (*const T, *const T) = (self.0.y.at(start, elements), self.0.g.at(start, elements));
+        let out = self.0.out.at(start, elements);
+        // SAFETY of the block: the elements are there; the rest by the caller's promise.
+        unsafe {
+            for start in (0..elements).step_by(len) {
+                let (ys, gs, out) = (ys.add(start), gs.add(start), out.add(start));
+                // By themselves, apart from what longer ones need: lines of 64 f32s take a quarter less time.
+                if len <= BLOCK_VECTORS * T::Lanes::<S>::COUNT {
+                    self.gradients::<S>(ys, gs, out, len, self.sum::<S>(ys, gs, len));
+                    continue;
+                }
+                let sum = sum_of_blocks::<T::Lanes<S>>(
+                    len,
+                    #[inline(always)]
+                    |start, len| self.sum::<S>(ys.add(start), gs.add(start), len),
+                );
+                for start in (0..len).step_by(FROM_THE_END).rev() {
+                    let len = FROM_THE_END.min(len - start);
+                    self.gradients::<S>(ys.add(start), gs.add(start), out.add(start), len, sum);
+                }
+            }
         }
     }
 }

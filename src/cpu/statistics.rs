@@ -363,25 +363,23 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
             parts.push(Part { state, ..Part::empty() });
         }
         let Some((classes, pivots)) = &smoothed else { return parts };
-        strip.fold::<T::Lanes<S>, _>(
-            range.len(),
-            &mut parts,
-            #[inline(always)]
-            |part, rows, count, i| {
-                let (row, line) = (range.start + i / strip.stride, i % strip.stride);
-                // SAFETY of the block: the rows are there, `pivots` are a vector longer than one, and the instructions by the
-                // caller's promise.
-                unsafe {
-                    let pivot = T::Lanes::<S>::load(pivots.as_ptr().add(line));
-                    let mut sum = T::Lanes::<S>::splat(T::Real::ZERO);
-                    for j in 0..rows {
-                        let weight = T::Lanes::<S>::splat(classes.weight(row + j));
-                        sum = sum + weight * (columns::read::<S, T>(src, i + j * strip.stride, count) - pivot);
-                    }
-                    part.terms.add(sum);
-                }
-            },
-        );
+        // SAFETY of the block: the rows are there, `pivots` are a vector longer than one, and the instructions by the caller's
+        // promise.
+        let terms = unsafe {
+            columns::sum_rows(
+                strip.width,
+                range.len(),
+                #[inline(always)]
+                |j, i, count| {
+                    let weight = T::Lanes::<S>::splat(classes.weight(range.start + j));
+                    let pivot = T::Lanes::<S>::load(pivots.as_ptr().add(i));
+                    weight * (columns::read::<S, T>(src, j * strip.stride + i, count) - pivot)
+                },
+            )
+        };
+        for (part, terms) in parts.iter_mut().zip(terms) {
+            part.terms = terms;
+        }
         parts
     }
 

@@ -381,12 +381,10 @@ pub(super) unsafe fn exp_sum<V: Lanes>(
     let sum = sum_of_long_terms(
         len.next_multiple_of(V::COUNT),
         #[inline(always)]
-        |i, _| {
-            // SAFETY: as promised by the caller.
-            let exp = (unsafe { V::load(z.add(i)) } - reference).scaled_exp();
-            keep(i, exp);
-            exp
-        },
+        // SAFETY: as promised by the caller.
+        |i, _| (unsafe { V::load(z.add(i)) } - reference).scaled_exp(),
+        #[inline(always)]
+        |i, _, exp| keep(i, exp),
     );
     sum.sum_across() * V::UNSCALE
 }

@@ -212,15 +212,13 @@ unsafe fn line_sum<S: Simd, T: Element>(
     let sum = sum_of_long_terms(
         len,
         #[inline(always)]
-        |i, count| {
+        // SAFETY: as promised by the caller.
+        |i, _| (unsafe { T::Lanes::<S>::load(z.add(i)) } - reference).scaled_exp(),
+        #[inline(always)]
+        |i, count, exp: T::Lanes<S>| {
             // SAFETY: as promised by the caller.
-            let exp = unsafe {
-                let exp = (T::Lanes::<S>::load(z.add(i)) - reference).scaled_exp();
-                exp.store(z.add(i));
-                exp
-            };
+            unsafe { exp.store(z.add(i)) };
             meanwhile(i, count);
-            exp
         },
     );
     sum.unscaled()
