@@ -118,6 +118,7 @@ pub const CPU_SHAPES: [CpuShape; 9] = [
 ];
 
 /// `by` says how many times faster than `reference` the time of `ours` shall be.
+#[derive(Clone, Copy)]
 pub struct CpuTarget {
     pub op: &'static str,
     pub shape: &'static str,
@@ -132,6 +133,7 @@ pub struct CpuTarget {
 pub const OURS: &str = "candle-softmax";
 pub const OURS_OUT: &str = "candle-softmax out";
 pub const OURS_IN_PLACE: &str = "candle-softmax in place";
+pub const OURS_KERNEL: &str = "candle-softmax kernel";
 pub const CANDLE: &str = "candle softmax";
 pub const CANDLE_LAST_DIM: &str = "candle last_dim";
 pub const COMPOSED: &str = "candle ops";
@@ -154,7 +156,7 @@ const fn of(op: &'static str, goal: CpuTarget) -> CpuTarget {
 const F32: &[&str] = &["f32"];
 const HALF: &[&str] = &["f16", "bf16"];
 
-pub const CPU_TARGETS: &[CpuTarget] = &[
+const FORWARD: &[CpuTarget] = &[
     goal("1024x32768", F32, 2, OURS, CANDLE_LAST_DIM, 6.0),
     goal("1024x32768", F32, 2, OURS, "torch", 3.0),
     goal("1024x32768", F32, 2, OURS, "torch, huge pages", 1.0),
@@ -184,11 +186,34 @@ pub const CPU_TARGETS: &[CpuTarget] = &[
     goal("64x1000x128", F32, 2, OURS, "torch", 1.8),
     goal("4096x4096", F32, 2, OURS, "torch", 3.5),
     of("log_softmax", goal("1024x32768", F32, 2, OURS, "torch", 3.0)),
-    of("softmax_bwd", goal("1024x32768", F32, 2, OURS, CANDLE, 2.0)),
-    of("log_softmax_bwd", goal("1024x32768", F32, 2, OURS, CANDLE, 2.0)),
-    of("softmax_bwd", goal("1024x32768", F32, 2, OURS, "torch", 1.0)),
-    of("log_softmax_bwd", goal("1024x32768", F32, 2, OURS, "torch", 1.0)),
 ];
+
+/// Shape and threads of the backward passes.
+const BACKWARD: [(&str, usize); 11] = [
+    ("1024x32768", 2),
+    ("512x512", 1),
+    ("8192x128", 1),
+    ("49152x128", 1),
+    ("64x1000", 1),
+    ("1x151936", 1),
+    ("512x512", 2),
+    ("64x1000", 2),
+    ("1x10000000", 2),
+    ("64x1000x128", 2),
+    ("4096x4096", 2),
+];
+
+pub fn cpu_targets() -> Vec<CpuTarget> {
+    let backward = BACKWARD.into_iter().flat_map(|(shape, threads)| {
+        ["softmax_bwd", "log_softmax_bwd"].into_iter().flat_map(move |op| {
+            // candle's pass through either, and of ours the gradient alone, as PyTorch's is timed.
+            let candle = goal(shape, F32, threads, OURS, CANDLE, 2.0);
+            let torch = goal(shape, F32, threads, OURS_KERNEL, "torch", 1.0);
+            [candle, torch].map(|goal| of(op, goal))
+        })
+    });
+    FORWARD.iter().copied().chain(backward).collect()
+}
 
 pub fn shape_name(dims: &[usize]) -> String {
     dims.iter().map(usize::to_string).collect::<Vec<_>>().join("x")
