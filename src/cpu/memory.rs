@@ -1,6 +1,7 @@
 //! Memory that threads read and fill together.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut, Range};
 
 /// From this size on fresh memory asks for huge pages: page faults are most of the time of a large output.
@@ -38,6 +39,10 @@ impl<'a, T> Elements<'a, T> {
         assert!(start <= self.len && len <= self.len - start, "a part outside the tensor");
         // SAFETY: in bounds.
         unsafe { self.start.add(start) }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
     }
 
     #[cfg(target_os = "linux")]
@@ -92,6 +97,84 @@ pub(super) struct Numbers<R> {
     range: Range<usize>,
 }
 
+/// No page is smaller. A load waits for a store before it whose place in its page is the same, until that has been done, …
+const PAGE: usize = 4096;
+/// … which is, in a loop from vector to vector, when about so many bytes more have been stored.
+const STORED: usize = 1088;
+
+/// The least number of elements from `len` on that is so many bytes more than whole pages.
+const fn apart<R>(len: usize, beyond: usize) -> usize {
+    let bytes = len * size_of::<R>();
+    (bytes + (beyond + PAGE - bytes % PAGE) % PAGE) / size_of::<R>()
+}
+
+/// How far apart three runs of `len` numbers are to be, so that no loop waits which reads and writes them side by side.
+pub(super) const fn three_apart<R>(len: usize) -> usize {
+    apart::<R>(len, PAGE / 3 / CACHE_LINE * CACHE_LINE)
+}
+
+/// The same for four.
+pub(super) const fn four_apart<R>(len: usize) -> usize {
+    apart::<R>(len, 3 * PAGE / 4)
+}
+
+/// Exponentials of a few lines, each from when it is summed until its results are written: while they are stored its input is read, and
+/// while they are read its output is stored. They lie where neither waits for the other: that took up to four times as long, lines of
+/// 1024 f32s in one process of six, by where the stack was.
+pub(super) struct KeptLines<R> {
+    start: *mut R,
+    /// Elements from one line's room to the next.
+    room: usize,
+    /// How many lines there are; a power of two.
+    ring: usize,
+    /// Whether each is given its place.
+    each: bool,
+    /// By how many bytes every other line lies further behind.
+    further: usize,
+}
+
+impl<R> KeptLines<R> {
+    /// What lines need room for beside their numbers, in numbers of 4 bytes.
+    pub const BESIDE: usize = (PAGE + STORED) / 4;
+
+    /// For lines of `len` numbers, whole vectors, each of which is written while the next one is summed.
+    pub fn new<T>(memory: &mut [MaybeUninit<R>], len: usize) -> Self {
+        let (ring, room) = (2, (len + Self::BESIDE).next_multiple_of(line_of::<R>()));
+        assert!(ring * room <= memory.len());
+        let step = len * size_of::<T>() % PAGE;
+        let further = if step > 0 && step < STORED { STORED } else { 0 };
+        Self { start: memory.as_mut_ptr().cast(), room, ring, each: true, further }
+    }
+
+    /// The same for short lines, which are written while the one `later` is summed, and of which the first is given its place, where
+    /// its input and output begin there: for each it would take too long.
+    pub fn of_short<T>(memory: &mut [MaybeUninit<R>], len: usize, later: usize, from: *const T, to: *const T) -> Self {
+        let ring = (later + 1).next_power_of_two();
+        assert!(ring * len + Self::BESIDE <= memory.len());
+        Self { start: clear_of(memory.as_mut_ptr().cast(), from, to), room: len, ring, each: false, further: 0 }
+    }
+
+    /// Where this line's are, whose input and output begin there.
+    #[inline(always)]
+    pub fn at<T>(&self, line: usize, from: *const T, to: *const T) -> *mut R {
+        let start = self.start.wrapping_add((line & (self.ring - 1)) * self.room);
+        if !self.each {
+            return start;
+        }
+        clear_of(start, from, to).wrapping_byte_add(line % 2 * self.further)
+    }
+}
+
+/// The place less than a page behind `start`, where a line of the cache begins, that is as far as can be from where what is stored there
+/// keeps loads of `from` waiting, and what is stored to `to` loads from there.
+#[inline(always)]
+fn clear_of<R, T>(start: *mut R, from: *const T, to: *const T) -> *mut R {
+    let between = (to as usize).wrapping_sub(from as usize) % PAGE;
+    let behind = between / 2 + if between < 3 * PAGE / 4 { PAGE / 2 } else { 0 };
+    let skip = (from as usize).wrapping_add(behind).wrapping_sub(start as usize) % PAGE;
+    start.wrapping_byte_add(skip / CACHE_LINE * CACHE_LINE)
+}
+
 /// As many elements as a line of the cache has.
 pub(super) const fn line_of<R>() -> usize {
     CACHE_LINE / size_of::<R>()
@@ -126,7 +209,6 @@ impl<R: Copy> DerefMut for Numbers<R> {
 
 #[cfg(target_os = "linux")]
 fn ask_for_huge_pages<T: Copy>(elements: Elements<T>) {
-    const PAGE: usize = 4096;
     if elements.bytes() < HUGE_PAGES_FROM {
         return;
     }

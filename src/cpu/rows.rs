@@ -3,7 +3,7 @@
 use super::element::Keep;
 use super::lanes::{each, fold, sum_of_long_terms, sum_seen, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
-use super::memory::CACHE_LINE;
+use super::memory::{KeptLines, CACHE_LINE};
 use super::{Element, Pass};
 use crate::op::{Output, Schedule};
 use crate::state::{root_of_rescaling, CompensatedSum, Normalizer, Number, Real, SoftmaxState};
@@ -28,17 +28,17 @@ const KEPT_ASIDE: usize = 1 << 15;
 const KEPT_OF_LONG_VECTORS: usize = 2048;
 
 /// Short lines are this far apart at most that are in work together: one behind the other the first is read, …
-pub(super) const MAX_LAG: usize = 2;
+const MAX_LAG: usize = 2;
 /// … one is summed and one written.
-pub(super) const IN_WORK: usize = (2 * MAX_LAG + 1).next_power_of_two();
+const IN_WORK: usize = (2 * MAX_LAG + 1).next_power_of_two();
 /// Lines up to this length are that far apart, others are neighbours.
 pub(super) const FAR_APART: usize = 256;
 /// Longer lines, up to [`MAX_KEPT`], are summed relative to the maximum of so many vectors, where exponentials tell if that was too
 /// little.
-const SAMPLE_VECTORS: usize = 4;
+pub(super) const SAMPLE_VECTORS: usize = 4;
 /// What such a sum is to be below: e⁹, since the farther the maximum is, the more x − reference is rounded. More than there are
 /// elements; NaN is not below.
-const MOST_OF_SAMPLE: f64 = 8192.0;
+pub(super) const MOST_OF_SAMPLE: f64 = 8192.0;
 const _: () = assert!(MAX_KEPT < MOST_OF_SAMPLE as usize);
 /// What the sum of `count` exponentials relative to the maximum of others is to be below, up to 1024 of them: as much as it may be
 /// where the [reference](SoftmaxState::reference) is their own, e⁸ for each; and none is e¹⁶.
@@ -50,7 +50,7 @@ pub(super) fn most_of<R: Real>(count: usize) -> R {
 const FROM_THE_END: usize = 4096;
 
 /// A sample below is rather of what is masked than of logits.
-const LEAST_SAMPLE: f64 = -1e3;
+pub(super) const LEAST_SAMPLE: f64 = -1e3;
 
 /// How many elements the memory system is to be ahead of them. With more the first cache loses what it was given before it is
 /// used: four times as many made lines of 512 f32s, all of them in the second cache, 1.4 times as slow.
@@ -385,21 +385,19 @@ impl<T: Element> Softmax<'_, T> {
 }
 
 /// Where [`Short`] keeps exponentials.
-type ShortKept<R> = CacheLines<[MaybeUninit<R>; 2 * MAX_KEPT]>;
+type ShortKept<R> = CacheLines<[MaybeUninit<R>; 2 * (MAX_KEPT + KeptLines::<f32>::BESIDE)]>;
 
 fn short_kept<R>() -> ShortKept<R> {
-    CacheLines([const { MaybeUninit::uninit() }; 2 * MAX_KEPT])
+    CacheLines([const { MaybeUninit::uninit() }; 2 * (MAX_KEPT + KeptLines::<f32>::BESIDE)])
 }
 
 /// Short lines in work, by their number from the first of them.
 struct Short<T: Element> {
     src: *const T,
     out: *mut T,
-    /// The scaled exponentials of the last `ring` lines that were summed, `kept_len` apart; a power of two.
-    kept: *mut T::Real,
+    /// Scaled exponentials.
+    kept: KeptLines<T::Real>,
     len: usize,
-    kept_len: usize,
-    ring: usize,
     /// How many elements are asked for ahead of the sum.
     ahead: usize,
     output: Output,
@@ -417,24 +415,27 @@ impl<T: Element> Short<T> {
         output: Output,
     ) -> Self {
         let (start, elements) = (lines.start * len, lines.len() * len);
+        let (src, out) = (forward.src.at(start, elements).cast_const(), forward.out.at(start, elements));
+        let kept_len = len.next_multiple_of(T::Lanes::<S>::COUNT);
         Self {
-            src: forward.src.at(start, elements).cast_const(),
-            out: forward.out.at(start, elements),
-            kept: kept.0.as_mut_ptr().cast::<T::Real>(),
+            src,
+            out,
+            kept: match len <= FAR_APART {
+                true => KeptLines::of_short(&mut kept.0, kept_len, lag, src, out),
+                false => KeptLines::new::<T>(&mut kept.0, kept_len),
+            },
             len,
-            kept_len: len.next_multiple_of(T::Lanes::<S>::COUNT),
-            ring: (lag.max(1) + 1).next_power_of_two(),
             ahead: lag * len + ahead::<T>(),
             output,
         }
     }
 
     /// # Safety
-    /// There is room for the line in `kept`.
+    /// The line is there.
     #[inline(always)]
     unsafe fn kept(&self, line: usize) -> *mut T::Real {
         // SAFETY: as promised by the caller.
-        unsafe { self.kept.add((line & (self.ring - 1)) * self.kept_len) }
+        unsafe { self.kept.at(line, self.src.add(line * self.len), self.out.add(line * self.len)) }
     }
 
     /// Σ exp(x − max) of the line, whose terms are kept. `meanwhile(start, count)` is called for each vector of a line.
@@ -461,10 +462,10 @@ impl<T: Element> Short<T> {
                         },
                         #[inline(always)]
                         |i, count, exp| {
+                            meanwhile(start + i, count);
                             if self.output == Output::Probability {
                                 exp.store(kept.add(start + i));
                             }
-                            meanwhile(start + i, count);
                         },
                     );
                     sum.sum_across() * T::Lanes::<S>::UNSCALE

@@ -1,6 +1,6 @@
 //! The builder: every option and combination against a reference in f64 that is computed here.
 
-use crate::support::{devices, normal, tensor, values, within_cap, DTYPES};
+use crate::support::{begin_low, devices, normal, tensor, values, within_cap, DTYPES};
 use candle_core::{DType, Device, Module, Result, Tensor, Var, D};
 use candle_softmax::{ops, testing, MaskedRows, Softmax};
 use proptest::prelude::*;
@@ -417,6 +417,27 @@ fn windows_in_lines_of_a_block() -> Result<()> {
                 check(&Case { sinks: sinks.clone(), dropout: Some((0.3, seed)), ..plain.clone() })?;
                 check(&Case { bias: bias.clone(), ..plain.clone() })?;
                 check(&Case { mask: keep.clone(), softcap: Some(4.0), ..plain })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Lines that are summed relative to the maximum of a few elements, which are far below others, or masked.
+#[test]
+fn lines_of_a_block_that_begin_low() -> Result<()> {
+    for len in [257, 300, 512, 1000] {
+        let lines = begin_low(len);
+        for dtype in DTYPES {
+            let scores = tensor(&lines.concat(), (1, 1, lines.len(), len), dtype, &Device::Cpu)?;
+            let plain = Case::new(scores);
+            let sinks = |sink: f64| tensor(&[sink], 1, dtype, &Device::Cpu).map(Some);
+            let second_half = (0..len).map(|i| u8::from(i >= len / 2)).collect::<Vec<_>>();
+            check(&plain)?;
+            check(&Case { window: Some((len / 2, 0)), dropout: Some((0.2, 3)), ..plain.clone() })?;
+            check(&Case { mask: Some(Tensor::new(second_half, &Device::Cpu)?), ..plain.clone() })?;
+            for sink in [-60_000.0, 0.0, 12.0, 100.0] {
+                check(&Case { sinks: sinks(sink)?, ..plain.clone() })?;
             }
         }
     }

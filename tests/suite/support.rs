@@ -223,3 +223,28 @@ pub fn check_gradient(found: &[f64], at: &[f64], what: &str, loss: impl Fn(&[f64
 pub fn check(op: Op, xs: &Tensor, dim: usize) -> Result<()> {
     check_result(op, xs, dim, &op.apply(xs, dim)?)
 }
+
+/// Lines whose first elements say little about the others: what is above them comes late, or they are masked. The first line is like the
+/// ones that are changed so.
+pub fn begin_low(len: usize) -> Vec<Vec<f64>> {
+    let usual = normal(len, 1.0, 7 + len as u64);
+    let first = |count: usize, x: f64| {
+        let mut line = usual.clone();
+        line[..count].fill(x);
+        line
+    };
+    let mut lines = vec![usual.clone()];
+    for step in [5.0, 7.9, 8.5, 9.1, 15.0, 30.0, 42.0, 45.0, 90.0, 1000.0, 60_000.0] {
+        for from in [65, len / 2, len - 1] {
+            let mut line = usual.clone();
+            line[from..].iter_mut().for_each(|x| *x += step);
+            lines.push(line);
+        }
+    }
+    for masked in [f64::NEG_INFINITY, -60_000.0, -1000.0, -100.0, -20.0] {
+        for count in [1, 64, 65, len / 2, len - 1, len] {
+            lines.push(first(count, masked));
+        }
+    }
+    lines
+}

@@ -521,9 +521,9 @@ impl<S: Simd, T: Element> Pass<S> for BackwardColumns<'_, T> {
                             g.row(i),
                             #[inline(always)]
                             |i, z| {
-                                let [max, inverse, total] =
-                                    [&max, &inverse, &total].map(|of| T::Lanes::<S>::load(of.as_ptr().add(i)));
-                                ((z - max).exp() * inverse, total)
+                                let max = T::Lanes::<S>::load(max.as_ptr().add(i));
+                                let inverse = T::Lanes::<S>::load(inverse.as_ptr().add(i));
+                                ((z - max).exp() * inverse, T::Lanes::<S>::load(total.as_ptr().add(i)))
                             },
                         );
                     }

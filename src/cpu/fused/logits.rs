@@ -409,13 +409,10 @@ pub(super) fn keep_along<S: Simd, T: Element>(
     len: usize,
     kept: &mut Kept,
 ) -> Option<*const u8> {
-    call.options.dropout.map(
-        #[inline(always)]
-        |dropout| {
-            let at = random::along::<S>(dropout, line, start, len, kept);
-            kept[at..].as_ptr()
-        },
-    )
+    // Not by a closure, which would not always be inlined, and not be made of vectors then.
+    let dropout = call.options.dropout?;
+    let at = random::along::<S>(dropout, line, start, len, kept);
+    Some(kept[at..].as_ptr())
 }
 
 /// The first `count` logits, and −∞ in the other lanes.

@@ -2,11 +2,11 @@
 
 use super::logits::{first_lanes, keep_along, Call, Steps};
 use super::rows::Rows;
-use crate::cpu::lanes::{each, sum_of_long_terms, Lanes, Pack, MAX_LANES};
+use crate::cpu::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
-use crate::cpu::memory::Elements;
+use crate::cpu::memory::{four_apart, three_apart, Elements, KeptLines};
 use crate::cpu::random;
-use crate::cpu::rows::{ahead, CacheLines, FAR_APART, IN_WORK, MAX_BLOCK, MAX_LAG};
+use crate::cpu::rows::{ahead, CacheLines, LEAST_SAMPLE, MAX_BLOCK, MOST_OF_SAMPLE, SAMPLE_VECTORS};
 use crate::cpu::statistics::one;
 use crate::cpu::Element;
 use crate::fused::{Place, Places, Window};
@@ -14,16 +14,21 @@ use crate::state::{Number, Real};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Lines of up to so many elements are taken in batches, …
-const BATCH_LINE: usize = 64;
-/// … which are of so many elements at most.
-const BATCH: usize = BATCH_LINE * MAX_LANES;
+/// Lines of up to so many elements are taken in batches, which of 200 f32s takes 0.8 of the time that they take one by one (AVX-512;
+/// AVX2 1.04), …
+const BATCH_LINE: usize = 256;
+/// … which take so many bytes at most: three of them are to stay in the first cache.
+const BATCH_BYTES: usize = 8192;
+/// What three need room for, in numbers of 4 bytes.
+const BATCHES: usize = IN_BATCHES * three_apart::<f32>(BATCH_BYTES / 4);
 /// Masks of up to so many elements, …
 const MOST_LIMITS: usize = 1 << 18;
 /// … each of which is there for so many scores at least, are written down as limits of the logits.
 const LIMITS_FROM: usize = 4;
 /// Batches in work: of one the logits are made, one is summed and one written.
 const IN_BATCHES: usize = 3;
+/// Lines in work one by one: of one the logits are made, one is summed and one written; a power of two.
+const IN_TURNS: usize = 4;
 
 /// What the logits of a line along the last dimension are made from.
 #[derive(Clone, Copy)]
@@ -224,6 +229,38 @@ unsafe fn line_sum<S: Simd, T: Element>(
     sum.unscaled()
 }
 
+/// Σ exp(logit − reference) of a line whose logits are made on the way; the [scaled](Lanes::scaled_exp) exponentials are left at `z`.
+/// `meanwhile(start, count)` is called for each vector.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, the line is there, and at `z` is room for it up to a whole vector.
+#[inline(always)]
+unsafe fn logits_sum<S: Simd, T: Element>(
+    source: &Source<T>,
+    logit: &impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+    len: usize,
+    reference: T::Real,
+    z: *mut T::Real,
+    mut meanwhile: impl FnMut(usize, usize),
+) -> T::Real {
+    let reference = T::Lanes::<S>::splat(reference);
+    let sum = sum_of_long_terms(
+        len,
+        #[inline(always)]
+        |i, count| {
+            S::prefetch(source.scores.wrapping_add(i + ahead::<T>()));
+            (logit(source, i, count) - reference).scaled_exp()
+        },
+        #[inline(always)]
+        |i, count, exp: T::Lanes<S>| {
+            meanwhile(i, count);
+            // SAFETY: as promised by the caller.
+            unsafe { exp.store(z.add(i)) };
+        },
+    );
+    sum.sum_across() * T::Lanes::<S>::UNSCALE
+}
+
 /// What writes the results of a line, vector by vector.
 ///
 /// # Safety
@@ -255,7 +292,7 @@ unsafe fn line_results<S: Simd, T: Element>(
 /// Lines whose maxima, and whose sums, are one vector: the steps from a vector to one number are shared.
 struct Batch<'a, S: Simd, T: Element> {
     call: &'a Call<'a, T>,
-    /// How many lines there are at most: as many as a vector has lanes.
+    /// How many lines there are at most: no more than a vector has lanes.
     most: usize,
     /// How far apart they are held.
     room: usize,
@@ -280,7 +317,7 @@ impl<'a, S: Simd, T: Element> Batch<'a, S, T> {
         let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
         Self {
             call,
-            most: T::Lanes::<S>::COUNT,
+            most: (BATCH_BYTES / size_of::<T::Real>() / room).min(T::Lanes::<S>::COUNT),
             room,
             maxima: [T::Lanes::<S>::splat(none); MAX_LANES],
             reference: T::Lanes::<S>::splat(zero),
@@ -304,7 +341,7 @@ impl<'a, S: Simd, T: Element> Batch<'a, S, T> {
         unsafe {
             self.sink = T::Lanes::<S>::load(sinks.as_ptr());
             // Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
-            let max = self.sink.or_greater(T::Lanes::<S>::max_of_each(&self.maxima[..self.most]));
+            let max = self.sink.or_greater(T::Lanes::<S>::max_of_each(&self.maxima[..T::Lanes::<S>::COUNT]));
             self.reference = max.or_greater(lowest);
             self.reference.store(self.references.as_mut_ptr());
         }
@@ -317,7 +354,7 @@ impl<'a, S: Simd, T: Element> Batch<'a, S, T> {
     #[inline(always)]
     unsafe fn summed(&mut self) {
         let one = T::Lanes::<S>::splat(T::Real::ONE);
-        let mut sum = T::Lanes::<S>::sum_of_each(&self.sums[..self.most]);
+        let mut sum = T::Lanes::<S>::sum_of_each(&self.sums[..T::Lanes::<S>::COUNT]);
         if self.call.sinks.is_some() {
             sum = sum + (self.sink - self.reference).exp();
         }
@@ -330,9 +367,8 @@ impl<'a, S: Simd, T: Element> Batch<'a, S, T> {
 
 /// Lines in work, by their number from the first of them.
 struct InTurns<R> {
-    /// The logits, then the scaled exponentials of the last `ring` lines, `room` apart; a power of two.
+    /// The logits, then the scaled exponentials of the last lines, `room` apart.
     held: *mut R,
-    ring: usize,
     room: usize,
     len: usize,
     /// How many elements are asked for ahead of the sum.
@@ -342,7 +378,7 @@ struct InTurns<R> {
 impl<R: Real> InTurns<R> {
     #[inline(always)]
     fn held(&self, line: usize) -> *mut R {
-        self.held.wrapping_add((line & (self.ring - 1)) * self.room)
+        self.held.wrapping_add(line % IN_TURNS * self.room)
     }
 
     /// [`line_sum`] relative to the maximum of a line whose scores these are.
@@ -494,6 +530,8 @@ impl<T: Element> Rows<'_, T> {
         unsafe {
             if len <= BATCH_LINE {
                 self.in_batches::<S>(lines, len, out, logit)
+            } else if T::Lanes::<S>::SATURATES {
+                self.sampled::<S>(lines, len, out, logit)
             } else {
                 self.in_turns::<S>(lines, len, out, logit)
             }
@@ -539,7 +577,9 @@ impl<T: Element> Rows<'_, T> {
         let (first, all) = (lines.start * len, lines.len() * len);
         let (scores, out) = (self.call.scores.at(first, all).cast_const(), out.at(first, all));
         let (most, room, ahead) = (batch.most, batch.room, ahead::<T>());
-        let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; IN_BATCHES * BATCH]);
+        let batch_room = three_apart::<T::Real>(most * room);
+        let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; BATCHES]);
+        assert!(IN_BATCHES * batch_room <= BATCHES);
         let held = held.0.as_mut_ptr().cast::<T::Real>();
         let mut kept = [0; random::room(MAX_BLOCK)];
         let (count, batches) = (lines.len(), lines.len().div_ceil(most));
@@ -550,7 +590,7 @@ impl<T: Element> Rows<'_, T> {
                 #[inline(always)]
                 |after: usize| match step.checked_sub(after) {
                     Some(turn) if turn < batches => {
-                        (turn * most, most.min(count - turn * most), held.wrapping_add(turn % IN_BATCHES * most * room))
+                        (turn * most, most.min(count - turn * most), held.wrapping_add(turn % IN_BATCHES * batch_room))
                     }
                     _ => (0, 0, held),
                 }
@@ -668,6 +708,124 @@ impl<T: Element> Rows<'_, T> {
         (turn, sink)
     }
 
+    /// Lines that are read once, relative to the maximum of a few vectors: see [`rows`](crate::cpu::rows). While one is summed, the
+    /// results of the one before are written. `logit(source, start, count)` makes a vector of logits.
+    ///
+    /// # Safety
+    /// As of [`short`](Self::short), with vectors that [saturate](Lanes::SATURATES).
+    #[inline(never)]
+    unsafe fn sampled<S: Simd>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+    ) {
+        // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
+        unsafe {
+            S::enter(
+                #[inline(always)]
+                || self.sampled_inside::<S>(lines, len, out, logit),
+            )
+        }
+    }
+
+    /// # Safety
+    /// As of [`sampled`](Self::sampled).
+    #[inline(always)]
+    unsafe fn sampled_inside<S: Simd>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+    ) {
+        let (none, zero) = (T::Real::NEG_INFINITY, T::Real::ZERO);
+        let mut held =
+            CacheLines([const { MaybeUninit::<T::Real>::uninit() }; 2 * (MAX_BLOCK + KeptLines::<f32>::BESIDE)]);
+        let input_and_output = |line: usize| {
+            let at = (lines.start + line) * len;
+            (self.call.scores.at(at, len).cast_const(), out.at(at, len))
+        };
+        let held = KeptLines::new::<T>(&mut held.0, len.next_multiple_of(T::Lanes::<S>::COUNT));
+        // Of the line before
+        let mut z_before = std::ptr::null_mut();
+        let steps = self.call.steps_along();
+        let factor = self.call.most() * T::Lanes::<S>::UNSCALE;
+        let (_, of_nothing) = self.call.scales::<T::Lanes<S>>(None);
+        let mut kept = [0; random::room(MAX_BLOCK)];
+        let mut places = self.call.geometry.places(lines.start);
+        let windows = self.call.options.window.map(|window| Windows::new(window, len));
+        let mut last_sink = (usize::MAX, none);
+        let sample = len.min(SAMPLE_VECTORS * T::Lanes::<S>::COUNT);
+        let mut scale = zero;
+        // SAFETY of the block: the elements are there, and `held` has room for two lines; the rest by the caller's promise.
+        unsafe {
+            for line in 0..lines.len() {
+                let place = places.next();
+                let (source, sink) = self.turn::<S>(&place, len, steps, &windows, &mut last_sink);
+                let first = self.call.keys(place.query, &(0..len)).start.min(len - sample);
+                let (scores, to) = input_and_output(line);
+                let (mut seen, mut before, z) = (first..first + sample, line.checked_sub(1), held.at(line, scores, to));
+                scale = loop {
+                    let max = fold(
+                        seen.len(),
+                        T::Lanes::<S>::splat(none),
+                        #[inline(always)]
+                        |max, i, count| logit(&source, seen.start + i, count).or_greater(max),
+                        T::Lanes::<S>::or_greater,
+                    );
+                    let (max, exact) = (sink.or_greater(max.max_across()), seen.len() == len);
+                    if max < T::Real::nearest(LEAST_SAMPLE) && !exact {
+                        seen = 0..len;
+                        continue;
+                    }
+                    // Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
+                    let reference = max.or_greater(T::Real::LOWEST);
+                    let mut sum = if let Some(before) = before.take() {
+                        let keep = keep_along::<S, T>(&self.call, lines.start + before, 0, len, &mut kept);
+                        let to = to.wrapping_sub(len);
+                        // A loop of its own for each: asking in it takes a tenth of the time.
+                        match keep {
+                            None => {
+                                let results = line_results::<S, T>(z_before, to, scale, None);
+                                logits_sum::<S, T>(&source, &logit, len, reference, z, results)
+                            }
+                            keep => {
+                                let results = line_results::<S, T>(z_before, to, scale, keep);
+                                logits_sum::<S, T>(&source, &logit, len, reference, z, results)
+                            }
+                        }
+                    } else {
+                        logits_sum::<S, T>(
+                            &source,
+                            &logit,
+                            len,
+                            reference,
+                            z,
+                            #[inline(always)]
+                            |_, _| (),
+                        )
+                    };
+                    if self.call.sinks.is_some() {
+                        sum += (sink - reference).exp();
+                    }
+                    if exact || sum < T::Real::nearest(MOST_OF_SAMPLE) {
+                        break if max == none && sum == zero { of_nothing } else { T::Real::ONE / sum * factor };
+                    }
+                    seen = 0..len;
+                };
+                z_before = z;
+            }
+            if let Some(last) = lines.len().checked_sub(1) {
+                let keep = keep_along::<S, T>(&self.call, lines.start + last, 0, len, &mut kept);
+                let to = out.at((lines.start + last) * len, len);
+                let results = line_results::<S, T>(z_before, to, scale, keep);
+                each::<T::Lanes<S>>(0..len, results);
+            }
+        }
+    }
+
     /// While the sum of one line is taken, the maximum of a later one is found and the results of an earlier one are written.
     /// `logit(source, start, count)` makes a vector of logits.
     ///
@@ -701,15 +859,15 @@ impl<T: Element> Rows<'_, T> {
         logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
     ) {
         let (none, zero) = (T::Real::NEG_INFINITY, T::Real::ZERO);
-        let lag = if len <= FAR_APART { MAX_LAG } else { 1 };
-        let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; 4 * MAX_BLOCK]);
+        let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; IN_TURNS * MAX_BLOCK]);
         let in_turns = InTurns {
             held: held.0.as_mut_ptr().cast::<T::Real>(),
-            ring: (2 * lag + 1).next_power_of_two(),
-            room: len.next_multiple_of(T::Lanes::<S>::COUNT),
+            room: four_apart::<T::Real>(len.next_multiple_of(T::Lanes::<S>::COUNT)),
             len,
-            ahead: lag * len + ahead::<T>(),
+            ahead: len + ahead::<T>(),
         };
+        // Vectors that do not saturate have 8 lanes at most, and a block as many fewer elements.
+        assert!(in_turns.room <= MAX_BLOCK);
         let (steps, count) = (self.call.steps_along(), lines.len());
         let factor = self.call.most() * T::Lanes::<S>::UNSCALE;
         let (_, of_nothing) = self.call.scales::<T::Lanes<S>>(None);
@@ -722,32 +880,31 @@ impl<T: Element> Rows<'_, T> {
         unsafe {
             // Of a line: the maximum of it and its sink, the sink, and the sum of both in a vector. When the results are written,
             // the steps from that to one number wait for nothing.
-            let (mut max, mut sink) = ([none; IN_WORK], [none; IN_WORK]);
-            let mut sum = [T::Lanes::<S>::splat(zero); IN_WORK];
-            for step in 0..count + 2 * lag {
+            let (mut max, mut sink) = ([none; IN_TURNS], [none; IN_TURNS]);
+            let mut sum = [T::Lanes::<S>::splat(zero); IN_TURNS];
+            for step in 0..count + 2 {
                 let next = if step < count {
                     Some(self.turn::<S>(&places.next(), len, steps, &windows, &mut last_sink))
                 } else {
                     None
                 };
-                let summed = step.checked_sub(lag).filter(|&line| line < count);
-                let written = step.checked_sub(2 * lag).map(
-                    #[inline(always)]
-                    |line| {
-                        let (max, sum) = (max[line % IN_WORK], sum[line % IN_WORK].sum_across());
-                        let scale = if max == none && sum == zero { of_nothing } else { T::Real::ONE / sum * factor };
-                        let keep = keep_along::<S, T>(&self.call, lines.start + line, 0, len, &mut kept);
-                        (line, out.at((lines.start + line) * len, len), scale, keep)
-                    },
-                );
+                let summed = step.checked_sub(1).filter(|&line| line < count);
+                let written = if let Some(line) = step.checked_sub(2) {
+                    let (max, sum) = (max[line % IN_TURNS], sum[line % IN_TURNS].sum_across());
+                    let scale = if max == none && sum == zero { of_nothing } else { T::Real::ONE / sum * factor };
+                    let keep = keep_along::<S, T>(&self.call, lines.start + line, 0, len, &mut kept);
+                    Some((line, out.at((lines.start + line) * len, len), scale, keep))
+                } else {
+                    None
+                };
                 let mut found = T::Lanes::<S>::splat(none);
                 let z = in_turns.held(step);
                 if let (Some((next, _)), Some(line), Some((written, to, scale, keep))) = (next, summed, written) {
                     let mut write = line_results::<S, T>(in_turns.held(written), to, scale, keep);
-                    sum[line % IN_WORK] = in_turns.sum::<S, T>(
+                    sum[line % IN_TURNS] = in_turns.sum::<S, T>(
                         line,
                         scores(line),
-                        max[line % IN_WORK],
+                        max[line % IN_TURNS],
                         #[inline(always)]
                         |i, count| {
                             let logit = logit(&next, i, count);
@@ -769,10 +926,10 @@ impl<T: Element> Rows<'_, T> {
                         );
                     }
                     if let Some(line) = summed {
-                        sum[line % IN_WORK] = in_turns.sum::<S, T>(
+                        sum[line % IN_TURNS] = in_turns.sum::<S, T>(
                             line,
                             scores(line),
-                            max[line % IN_WORK],
+                            max[line % IN_TURNS],
                             #[inline(always)]
                             |_, _| (),
                         );
@@ -782,13 +939,13 @@ impl<T: Element> Rows<'_, T> {
                     }
                 }
                 if let (Some(line), Some(_)) = (summed, self.call.sinks) {
-                    let reference = T::Lanes::<S>::splat(max[line % IN_WORK].or_greater(T::Real::LOWEST));
-                    let sink = T::Lanes::<S>::splat(sink[line % IN_WORK]).keep(1, none);
-                    sum[line % IN_WORK] = sum[line % IN_WORK] + (sink - reference).exp();
+                    let reference = T::Lanes::<S>::splat(max[line % IN_TURNS].or_greater(T::Real::LOWEST));
+                    let sink = T::Lanes::<S>::splat(sink[line % IN_TURNS]).keep(1, none);
+                    sum[line % IN_TURNS] = sum[line % IN_TURNS] + (sink - reference).exp();
                 }
                 if let Some((_, next_sink)) = next {
-                    max[step % IN_WORK] = next_sink.or_greater(found.max_across());
-                    sink[step % IN_WORK] = next_sink;
+                    max[step % IN_TURNS] = next_sink.or_greater(found.max_across());
+                    sink[step % IN_TURNS] = next_sink;
                 }
             }
         }
