@@ -159,7 +159,8 @@ fn known_shapes() -> Vec<String> {
     let cpu = shapes::CPU_SHAPES.iter().map(|shape| shape.dims);
     let around = around::AROUND.iter().map(|around| around.dims);
     let around = around.chain(around::CPU_AROUND.iter().map(|around| around.dims));
-    let mut names: Vec<String> = gpu.chain(cpu).chain(around).map(shapes::shape_name).collect();
+    let top_k = shapes::TOP_K.iter().map(|top| top.dims);
+    let mut names: Vec<String> = gpu.chain(cpu).chain(around).chain(top_k).map(shapes::shape_name).collect();
     names.sort();
     names.dedup();
     names

@@ -107,15 +107,15 @@ fn measure(args: &Args) -> Result<Vec<Row>> {
             }
         }
     }
-    for top in TOP_K.iter().filter(|top| args.wants(&top.dims) && args.dtypes.contains(&DType::F32)) {
-        eprintln!("{threads} threads: {} of {}", top.op, shape_name(&top.dims));
-        let xs = &normal(&top.dims, DType::F32)?;
+    for top in TOP_K.iter().filter(|top| args.wants(top.dims) && args.dtypes.contains(&DType::F32)) {
+        eprintln!("{threads} threads: {} of {}", top.op, shape_name(top.dims));
+        let xs = &normal(top.dims, DType::F32)?;
         let candle = || {
             let (sorted, _) = xs.sort_last_dim(false)?;
             candle_nn::ops::softmax_last_dim(&sorted.narrow(1, 0, top.k)?.contiguous()?)
         };
         let ours = || ops::topk_softmax(xs, top.k, true).map(|(weights, _)| weights);
-        agree(&ours()?, &candle()?, 1).with_context(|| format!("{} of {}", top.op, shape_name(&top.dims)))?;
+        agree(&ours()?, &candle()?, 1).with_context(|| format!("{} of {}", top.op, shape_name(top.dims)))?;
         let group: [Contender; 2] = [
             (top.op, OURS, Box::new(move || discard(ours()))),
             (top.op, CANDLE_LAST_DIM, Box::new(move || discard(candle()))),
@@ -123,8 +123,8 @@ fn measure(args: &Args) -> Result<Vec<Row>> {
         let times = time(&group, if args.quick { 0.1 } else { 0.7 }, 5)?;
         rows.extend(group.iter().zip(times).map(|((op, implementation, _), us)| Row {
             op: op.to_string(),
-            shape: shape_name(&top.dims),
-            dim: dim_name(&top.dims, 1),
+            shape: shape_name(top.dims),
+            dim: dim_name(top.dims, 1),
             dtype: DType::F32.as_str().into(),
             implementation: implementation.to_string(),
             call_us: Some(us),

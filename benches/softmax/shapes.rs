@@ -120,17 +120,17 @@ pub const CPU_SHAPES: [CpuShape; 9] = [
 /// A call of `topk_softmax`: its name, its tensor, and how many elements of each line it is for.
 pub struct TopK {
     pub op: &'static str,
-    pub dims: [usize; 2],
+    pub dims: &'static [usize],
     pub k: usize,
 }
 
 /// Routers of a mixture of experts, then samplers.
 pub const TOP_K: [TopK; 5] = [
-    TopK { op: "top-8 softmax", dims: [4096, 64], k: 8 },
-    TopK { op: "top-2 softmax", dims: [512, 128], k: 2 },
-    TopK { op: "top-8 softmax", dims: [16384, 256], k: 8 },
-    TopK { op: "top-40 softmax", dims: [32, 128_256], k: 40 },
-    TopK { op: "top-50 softmax", dims: [1, 151_936], k: 50 },
+    TopK { op: "top-8 softmax", dims: &[4096, 64], k: 8 },
+    TopK { op: "top-2 softmax", dims: &[512, 128], k: 2 },
+    TopK { op: "top-8 softmax", dims: &[16384, 256], k: 8 },
+    TopK { op: "top-40 softmax", dims: &[32, 128_256], k: 40 },
+    TopK { op: "top-50 softmax", dims: &[1, 151_936], k: 50 },
 ];
 
 /// `by` says how many times faster than `reference` the time of `ours` shall be.

@@ -17,7 +17,7 @@ pub(super) const BLOCK_VECTORS: usize = 64;
 pub(super) const MAX_BLOCK: usize = BLOCK_VECTORS * MAX_LANES;
 
 /// No line keeps more exponentials in the first cache rather than take them twice, …
-const MAX_KEPT: usize = 4096;
+pub(super) const MAX_KEPT: usize = 4096;
 /// … longer ones where their results are to be, up to this length, at which they would leave the second cache …
 const KEPT_IN_OUTPUT: usize = 1 << 18;
 /// … or, if results are halves, aside, up to this length.
@@ -51,6 +51,16 @@ const FROM_THE_END: usize = 4096;
 
 /// A sample below is rather of what is masked than of logits.
 pub(super) const LEAST_SAMPLE: f64 = -1e3;
+
+/// Up to this length lines keep their exponentials in the first cache.
+pub(super) fn most_kept<S: Simd, T: Element>() -> usize {
+    let long_vectors = size_of::<T::Lanes<S>>() == CACHE_LINE;
+    if T::KEEP == Keep::InOutput && long_vectors {
+        KEPT_OF_LONG_VECTORS
+    } else {
+        MAX_KEPT
+    }
+}
 
 /// How many elements the memory system is to be ahead of them. With more the first cache loses what it was given before it is
 /// used: four times as many made lines of 512 f32s, all of them in the second cache, 1.4 times as slow.
@@ -99,7 +109,7 @@ pub(super) fn sum_of<V: Lanes>(len: usize, mut f: impl FnMut(usize, usize) -> V)
 
 /// Σ f(start, len) over blocks.
 #[inline(always)]
-fn sum_of_blocks<V: Lanes>(len: usize, mut f: impl FnMut(usize, usize) -> V::Real) -> V::Real {
+pub(super) fn sum_of_blocks<V: Lanes>(len: usize, mut f: impl FnMut(usize, usize) -> V::Real) -> V::Real {
     let block = BLOCK_VECTORS * V::COUNT;
     let mut sum = CompensatedSum::zero();
     let mut start = 0;
@@ -585,9 +595,7 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
         let mut aside = Vec::<T::Real>::new();
         // SAFETY: as promised by the caller; what is kept aside has room for a line.
         unsafe {
-            let long_vectors = size_of::<T::Lanes<S>>() == CACHE_LINE;
-            let most = if keep == Keep::InOutput && long_vectors { KEPT_OF_LONG_VECTORS } else { MAX_KEPT };
-            if len <= most {
+            if len <= if keep == Keep::Nowhere { MAX_KEPT } else { most_kept::<S, T>() } {
                 return match self.0.output {
                     Output::Probability if T::Lanes::<S>::SATURATES && len > FAR_APART => self.sampled::<S>(lines, len),
                     Output::Probability => self.short::<S>(lines, len, Output::Probability),

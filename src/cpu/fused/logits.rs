@@ -407,7 +407,7 @@ pub(super) fn keep_along<S: Simd, T: Element>(
     line: usize,
     start: usize,
     len: usize,
-    kept: &mut Kept,
+    kept: &mut [u8],
 ) -> Option<*const u8> {
     // Not by a closure, which would not always be inlined, and not be made of vectors then.
     let dropout = call.options.dropout?;

@@ -3,10 +3,10 @@
 use super::any::{Any, Last, Make, Part, Wide};
 use super::logits::{exp_sum, keep_along, with_sink, Call, Run};
 use crate::cpu::element::Keep;
-use crate::cpu::lanes::{Pack, MAX_LANES};
+use crate::cpu::lanes::{Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::random;
-use crate::cpu::rows::{block, blocks, rescale, BLOCK_VECTORS, MAX_BLOCK};
+use crate::cpu::rows::{block, blocks, most_kept, rescale, BLOCK_VECTORS, MAX_BLOCK};
 use crate::cpu::{Element, Pass};
 use crate::fused::{Place, Places};
 use crate::op::Output;
@@ -287,7 +287,9 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
 
     #[inline(always)]
     unsafe fn whole(&self, lines: Range<usize>, len: usize) {
-        if len <= BLOCK_VECTORS * T::Lanes::<S>::COUNT && self.call.is_of_neighbours() {
+        let block = BLOCK_VECTORS * T::Lanes::<S>::COUNT;
+        let short = if T::Lanes::<S>::SATURATES { most_kept::<S, T>() } else { block };
+        if len <= short && self.call.is_of_neighbours() {
             if let Some(out) = T::of(&self.out) {
                 // SAFETY: as promised by the caller.
                 return unsafe { self.short::<S>(lines, len, out) };

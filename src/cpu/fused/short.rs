@@ -1,4 +1,5 @@
-//! Lines of a block at most, along the last dimension, whose logits are made of neighbours in memory.
+//! Lines of a block at most, or that are kept in the first cache where vectors saturate, along the last dimension, whose logits are
+//! made of neighbours in memory.
 
 use super::logits::{first_lanes, keep_along, Call, Steps};
 use super::rows::Rows;
@@ -6,7 +7,9 @@ use crate::cpu::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::{four_apart, three_apart, Elements, KeptLines};
 use crate::cpu::random;
-use crate::cpu::rows::{ahead, CacheLines, LEAST_SAMPLE, MAX_BLOCK, MOST_OF_SAMPLE, SAMPLE_VECTORS};
+use crate::cpu::rows::{
+    ahead, sum_of_blocks, CacheLines, LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, SAMPLE_VECTORS,
+};
 use crate::cpu::statistics::one;
 use crate::cpu::Element;
 use crate::fused::{Place, Places, Window};
@@ -244,21 +247,27 @@ unsafe fn logits_sum<S: Simd, T: Element>(
     mut meanwhile: impl FnMut(usize, usize),
 ) -> T::Real {
     let reference = T::Lanes::<S>::splat(reference);
-    let sum = sum_of_long_terms(
+    sum_of_blocks::<T::Lanes<S>>(
         len,
         #[inline(always)]
-        |i, count| {
-            S::prefetch(source.scores.wrapping_add(i + ahead::<T>()));
-            (logit(source, i, count) - reference).scaled_exp()
+        |start, len| {
+            let sum = sum_of_long_terms(
+                len,
+                #[inline(always)]
+                |i, count| {
+                    S::prefetch(source.scores.wrapping_add(start + i + ahead::<T>()));
+                    (logit(source, start + i, count) - reference).scaled_exp()
+                },
+                #[inline(always)]
+                |i, count, exp: T::Lanes<S>| {
+                    meanwhile(start + i, count);
+                    // SAFETY: as promised by the caller.
+                    unsafe { exp.store(z.add(start + i)) };
+                },
+            );
+            sum.sum_across() * T::Lanes::<S>::UNSCALE
         },
-        #[inline(always)]
-        |i, count, exp: T::Lanes<S>| {
-            meanwhile(i, count);
-            // SAFETY: as promised by the caller.
-            unsafe { exp.store(z.add(i)) };
-        },
-    );
-    sum.sum_across() * T::Lanes::<S>::UNSCALE
+    )
 }
 
 /// What writes the results of a line, vector by vector.
@@ -412,10 +421,11 @@ impl<R: Real> InTurns<R> {
 }
 
 impl<T: Element> Rows<'_, T> {
-    /// Lines of a block at most whose logits are made of neighbours in memory, to results of the scores' dtype.
+    /// Short lines whose logits are made of neighbours in memory, to results of the scores' dtype.
     ///
     /// # Safety
-    /// As of [`Pass::whole`], with 0 < `len` ≤ a block, and `out` is where the results are to be.
+    /// As of [`Pass::whole`], with 0 < `len` ≤ a block, or [`most_kept`](crate::cpu::rows::most_kept) with vectors that
+    /// [saturate](Lanes::SATURATES), and `out` is where the results are to be.
     #[inline(always)]
     pub(super) unsafe fn short<S: Simd>(&self, lines: Range<usize>, len: usize, out: Elements<T>) {
         let (scale, none) = (T::Lanes::<S>::splat(self.call.scale), T::Real::NEG_INFINITY);
@@ -742,7 +752,7 @@ impl<T: Element> Rows<'_, T> {
     ) {
         let (none, zero) = (T::Real::NEG_INFINITY, T::Real::ZERO);
         let mut held =
-            CacheLines([const { MaybeUninit::<T::Real>::uninit() }; 2 * (MAX_BLOCK + KeptLines::<f32>::BESIDE)]);
+            CacheLines([const { MaybeUninit::<T::Real>::uninit() }; 2 * (MAX_KEPT + KeptLines::<f32>::BESIDE)]);
         let input_and_output = |line: usize| {
             let at = (lines.start + line) * len;
             (self.call.scores.at(at, len).cast_const(), out.at(at, len))
@@ -753,7 +763,7 @@ impl<T: Element> Rows<'_, T> {
         let steps = self.call.steps_along();
         let factor = self.call.most() * T::Lanes::<S>::UNSCALE;
         let (_, of_nothing) = self.call.scales::<T::Lanes<S>>(None);
-        let mut kept = [0; random::room(MAX_BLOCK)];
+        let mut kept = [0; random::room(MAX_KEPT)];
         let mut places = self.call.geometry.places(lines.start);
         let windows = self.call.options.window.map(|window| Windows::new(window, len));
         let mut last_sink = (usize::MAX, none);
