@@ -3,7 +3,7 @@
 use super::lanes::{each, Lanes, Pack, MAX_LANES};
 use super::level::{Level, Simd, Task};
 use super::memory::{filled, Elements};
-use super::rows::CacheLines;
+use super::rows::{ahead, CacheLines};
 use super::statistics::one;
 use super::{threads, Element, PART, SERIAL, TRADED};
 use crate::lines::Lines;
@@ -174,6 +174,7 @@ where
                 if least.is_some() && count == TOGETHER {
                     let mut some = zero;
                     for i in (start..start + TOGETHER).step_by(T::Lanes::<S>::COUNT) {
+                        S::prefetch(xs.wrapping_add(i + ahead::<T>()));
                         // NaN is not less.
                         some = T::load::<S>(xs.add(i)).if_less(least_number, zero, one_each).or_greater(some);
                     }
