@@ -826,7 +826,8 @@ __device__ __forceinline__ WeighedLine<Real<T>> weigh(const Fused<Real<T>>& call
     if (call.sinks) {
         sink = sink_of<T>(call, at);
         const Normalizer<R> with = with_sink<R>({line.max, line.sum}, sink);
-        if (!call.log) line.dot *= quick_exponential(part_reference(line.max) - part_reference(with.max));
+        // Where nothing takes part, the dot is 0: so is the factor, which a low sink would make infinite.
+        if (!call.log) line.dot *= quick_exponential(line.max - part_reference(with.max));
         line.max = with.max, line.sum = with.sum;
     }
     if (line.max == negative_infinity<R>() && line.sum == R(0)) return {line.dot, R(0), max, R(0)};
