@@ -56,6 +56,7 @@ mod cuda {
         (75, "kernels/reduce_softmax", ALL),
         (75, "kernels/tile_softmax", ALL_BUT_DOUBLE),
         (90, "kernels/tile_softmax", ALL_BUT_DOUBLE),
+        (90, "kernels/hopper/grid_softmax", ALL_BUT_DOUBLE),
         (75, "kernels/softmax_backward", ALL),
         (75, "kernels/tile_backward", ALL_BUT_DOUBLE),
         (90, "kernels/tile_backward", ALL_BUT_DOUBLE),

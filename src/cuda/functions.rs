@@ -72,6 +72,7 @@ impl Key {
             Kernel::Tile { words } => format!("tile_softmax_{words}"),
             Kernel::Block { count, whole } => format!("{}_{count}", packed("block", whole)),
             Kernel::Cluster { count, whole } => format!("{}_{count}", packed("cluster", whole)),
+            Kernel::Grid => "grid_softmax".into(),
             Kernel::SplitStates { whole } => format!("split{}_states", if whole { "" } else { "_any" }),
             Kernel::SplitApply { whole } => packed("split", whole),
             Kernel::Column { columns, rows, whole } => format!("{}_{columns}x{rows}", packed("column", whole)),
@@ -145,10 +146,13 @@ pub(super) fn facts(device: &CudaDevice) -> Result<DeviceFacts> {
     }
     let (major, minor) = context.compute_capability().w()?;
     let multiprocessors = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).w()?;
+    let shared_bytes =
+        context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN).w()?;
     let (forced, at_most) = switches();
     let facts = DeviceFacts {
         compute_capability: at_most.unwrap_or(u32::MAX).min((major * 10 + minor) as u32),
         multiprocessors: multiprocessors as usize,
+        shared_bytes: shared_bytes as usize,
         forced,
     };
     LOADED.write().unwrap_or_else(PoisonError::into_inner).facts.insert(context.ordinal(), facts);
@@ -196,7 +200,7 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
         let wide = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         function.set_attribute(wide, 1).w()?;
     }
-    if let Kernel::Strip(_) = key.kernel {
+    if let Kernel::Strip(_) | Kernel::Grid = key.kernel {
         use sys::{CUdevice_attribute as Device, CUfunction_attribute as Function};
         let most = context.attribute(Device::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN).w()?;
         function.set_attribute(Function::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most).w()?;
@@ -278,6 +282,7 @@ mod tests {
                     Kernel::Column { columns: 4, rows: 16, whole },
                     Kernel::Column { columns: 1, rows: 16, whole: any },
                     Kernel::Column { columns: 1, rows: 32, whole: any },
+                    Kernel::Grid,
                     Kernel::Strip(Strips::Narrow),
                     Kernel::Strip(Strips::Wide),
                     Kernel::Strip(Strips::Any),
@@ -322,6 +327,7 @@ mod tests {
                     Kernel::Column { columns: 4, rows: 16, whole },
                     Kernel::Column { columns: 2, rows: 16, whole: any },
                     Kernel::Column { columns: 2, rows: 32, whole: any },
+                    Kernel::Grid,
                     Kernel::Strip(Strips::Narrow),
                     Kernel::Strip(Strips::Wide),
                     Kernel::Strip(Strips::Any),
@@ -356,11 +362,12 @@ mod tests {
                                 | Kernel::FusedTile { scores: true, .. }
                         );
                         let wide_half = kernel == Kernel::Tile { words: 33 } && dtype != "f32";
-                        if compute_capability == 75 && (kernel.needs_clusters() || of_scores || wide_half) {
+                        if compute_capability == 75 && (kernel.needs_hopper() || of_scores || wide_half) {
                             continue;
                         }
                         let key = Key { kernel, output, dtype };
-                        let facts = DeviceFacts { compute_capability, multiprocessors: 1, forced: None };
+                        let facts =
+                            DeviceFacts { compute_capability, multiprocessors: 1, shared_bytes: 0, forced: None };
                         let kernel = key.name();
                         let &Module { name, group, start, end, waits } =
                             module(&kernel, facts).unwrap_or_else(|| panic!("no module for {key:?}"));

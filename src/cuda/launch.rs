@@ -14,7 +14,8 @@ use candle_core::{CudaDevice, Result};
 use half::{bf16, f16};
 use std::ffi::c_void;
 use sys::CUlaunchAttributeID::{
-    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+    CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
 };
 
 /// An element type that the kernels are instantiated for.
@@ -123,7 +124,12 @@ unsafe fn launch_with(
     let Function { function, waits } = functions::get(device, key)?;
     let mut attributes = [cluster_of(plan.cluster); 2];
     let mut count = usize::from(plan.cluster > 1);
-    if waits {
+    if plan.is_cooperative() {
+        // Such blocks are to begin all at once, not one by one as those of the kernel before end.
+        attributes[count] = attribute(CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
+        attributes[count].value.cooperative = 1;
+        count += 1;
+    } else if waits {
         attributes[count] = attribute(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
         attributes[count].value.programmaticStreamSerializationAllowed = 1;
         count += 1;
@@ -176,6 +182,13 @@ pub(super) fn softmax<T: CudaElement>(
                 unsafe { launch(&stream, key(kernel), device, plan, arguments)? };
             }
             Ok(())
+        }
+        Kernel::Grid => {
+            // SAFETY: the kernel writes every state (two numbers each) before it reads any.
+            let mut states = unsafe { device.alloc::<f32>(2 * plan.grid.0 as usize)? };
+            let (states, _states_written) = states.device_ptr_mut(&stream);
+            let arguments = Arguments::new().push(x).push(states).push(y).push(count).push(len).push(log);
+            unsafe { launch(&stream, key(plan.kernel), device, plan, arguments) }
         }
         Kernel::Strip(strips) => {
             let (size, rows) = (size_of::<T>(), plan.parameter as usize);

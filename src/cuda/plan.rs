@@ -13,6 +13,8 @@ pub(crate) struct DeviceFacts {
     /// Compute capability times ten: 75 for Turing, 90 for Hopper.
     pub compute_capability: u32,
     pub multiprocessors: usize,
+    /// The most shared memory that a block may have.
+    pub shared_bytes: usize,
     /// Take this kernel wherever it applies; for tests and benchmarks.
     pub forced: Option<Family>,
 }
@@ -35,18 +37,20 @@ pub(crate) enum Family {
     Tile,
     Register,
     Cluster,
+    Grid,
     Split,
     Column,
     Strip,
 }
 
 impl Family {
-    pub const ALL: [(&'static str, Self); 8] = [
+    pub const ALL: [(&'static str, Self); 9] = [
         ("online", Self::Online),
         ("reduce", Self::Reduce),
         ("tile", Self::Tile),
         ("register", Self::Register),
         ("cluster", Self::Cluster),
+        ("grid", Self::Grid),
         ("split", Self::Split),
         ("column", Self::Column),
         ("strip", Self::Strip),
@@ -83,6 +87,8 @@ pub(crate) enum Kernel {
         count: usize,
         whole: bool,
     },
+    /// The line in the shared memory and registers of many multiprocessors at once.
+    Grid,
     /// A line split over many blocks: the states of the parts, then the result.
     SplitStates {
         whole: bool,
@@ -221,17 +227,21 @@ pub(crate) struct FusedKind {
 }
 
 impl Kernel {
-    /// Whether it needs Hopper, whose clusters it runs as, …
-    pub fn needs_clusters(self) -> bool {
+    /// Whether it needs Hopper, and may run as its clusters, …
+    pub fn needs_hopper(self) -> bool {
         matches!(
             self,
-            Kernel::Cluster { .. } | Kernel::BackwardCluster { .. } | Kernel::FusedCluster | Kernel::Strip(_)
+            Kernel::Cluster { .. }
+                | Kernel::BackwardCluster { .. }
+                | Kernel::FusedCluster
+                | Kernel::Grid
+                | Kernel::Strip(_)
         )
     }
 
     /// … or runs as clusters where there are any.
     pub fn may_have_clusters(self) -> bool {
-        self.needs_clusters() || matches!(self, Kernel::Column { .. })
+        self.needs_hopper() || matches!(self, Kernel::Column { .. })
     }
 }
 
@@ -252,6 +262,11 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// Whether its blocks wait for each other, beyond clusters: all must run at once.
+    pub fn is_cooperative(self) -> bool {
+        self.kernel == Kernel::Grid && self.cluster == 1
+    }
+
     /// Whether the kernel reckons with lines, steps and positions in 32 bits.
     pub fn is_narrow(self) -> bool {
         matches!(
@@ -328,6 +343,21 @@ fn largest_cluster(device: DeviceFacts) -> usize {
         _ => PORTABLE_CLUSTER,
     }
 }
+
+/// As `kernels/grid_softmax.cuh` has it: threads of a block, the bytes of a chunk, the groups that share them, and how many chunks there
+/// are in shared memory, with a pack and a barrier for each and states of 16 warps, twice; each group may have one more in registers.
+const GRID_BLOCK: usize = 512;
+const CHUNK_BYTES: usize = 4096;
+const CHUNK_GROUPS: usize = 8;
+const CHUNK_SLOTS: usize = 7 * CHUNK_GROUPS;
+const GRID_SHARED_BYTES: usize = CHUNK_SLOTS * (CHUNK_BYTES + 16 + 8) + 2 * 16 * 8;
+/// Of lines longer than clusters hold: tensors of fewer bytes are faster split, and so are whole packs: 1 x 16777216 bf16 in a graph
+/// 1.38 and 1.39, as called 25.5 and 24.1 us, since blocks that wait for each other take longer to launch; but one element later 1.43
+/// and 1.65.
+const GRID_BYTES: usize = 16 << 20;
+/// Of lines of half precision that clusters hold, too, two blocks for each: 64 x 202048 16.7 us, in clusters of eight or sixteen 19.0;
+/// 64 x 256000 21.1 and 22.3; 64 x 151936 13.5 and 12.9.
+const PAIR_BYTES: usize = 384 << 10;
 
 /// Split lines: blocks of this many threads, two to a multiprocessor: 1.44 / 1.34, four of half the threads 1.48 / 1.41
 /// (1 x 16777216).
@@ -789,6 +819,9 @@ fn chosen(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
     let best_first: &[Family] = if lines.inner == 1 {
         let few = lines.count() < 2 * device.multiprocessors && lines.len * elements.size >= SPLIT_BYTES;
         match few {
+            true if grid_is_best(lines, elements, device) => {
+                &[Family::Tile, Family::Register, Family::Grid, Family::Cluster, Family::Split]
+            }
             true => &[Family::Tile, Family::Register, Family::Cluster, Family::Split],
             false => &[Family::Tile, Family::Register, Family::Cluster],
         }
@@ -813,6 +846,7 @@ fn of_family(family: Family, lines: Lines, elements: Elements, device: DeviceFac
         Family::Tile => tile(lines, elements, device),
         Family::Register => register(lines, elements, device),
         Family::Cluster => cluster(lines, elements, device),
+        Family::Grid => grid(lines, elements, device),
         Family::Split => split(lines, elements, device),
         Family::Column => column(lines, elements, device),
         Family::Strip => strip(lines, elements, device),
@@ -1003,6 +1037,41 @@ fn cluster(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan
     })
 }
 
+/// Whether few lines are better off so than in clusters or split.
+fn grid_is_best(lines: Lines, elements: Elements, device: DeviceFacts) -> bool {
+    let bytes = lines.len.saturating_mul(elements.size);
+    match grid(lines, elements, device) {
+        Some(plan) if plan.cluster == 2 => elements.size == 2 && bytes >= PAIR_BYTES,
+        Some(_) => {
+            let longer = cluster(lines, elements, device).is_none();
+            longer && lines.count() * bytes >= GRID_BYTES && !whole_packs(lines, elements)
+        }
+        None => false,
+    }
+}
+
+/// Lines that all multiprocessors together have room for.
+fn grid(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
+    let possible = device.compute_capability >= 90
+        && device.shared_bytes >= GRID_SHARED_BYTES
+        && lines.inner == 1
+        && elements.size < 8
+        && lines.count() <= device.multiprocessors;
+    if !possible {
+        return None;
+    }
+    // What is not whole packs may begin and end in one of its own.
+    let chunks = lines.len.saturating_mul(elements.size).saturating_add(2 * PACK_BYTES).div_ceil(CHUNK_BYTES);
+    let most = device.multiprocessors / lines.count();
+    let parts = chunks.div_ceil(CHUNK_GROUPS).min(most);
+    (chunks <= parts * (CHUNK_GROUPS + CHUNK_SLOTS)).then(|| Plan {
+        // Two blocks are faster as a cluster, which tell each other without the whole grid's barrier.
+        cluster: if parts == 2 { 2 } else { 1 },
+        shared_bytes: GRID_SHARED_BYTES as u32,
+        ..plan(Kernel::Grid, lines.count() * parts, GRID_BLOCK)
+    })
+}
+
 fn split(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
     let whole = whole_packs(lines, elements);
     // As `kernels/split_softmax.cuh` has it
@@ -1157,8 +1226,10 @@ fn strip_of(strips: Strips, lines: Lines, elements: Elements, device: DeviceFact
 mod tests {
     use super::*;
 
-    const TURING: DeviceFacts = DeviceFacts { compute_capability: 75, multiprocessors: 72, forced: None };
-    const HOPPER: DeviceFacts = DeviceFacts { compute_capability: 90, multiprocessors: 132, forced: None };
+    const TURING: DeviceFacts =
+        DeviceFacts { compute_capability: 75, multiprocessors: 72, shared_bytes: 64 << 10, forced: None };
+    const HOPPER: DeviceFacts =
+        DeviceFacts { compute_capability: 90, multiprocessors: 132, shared_bytes: 227 << 10, forced: None };
     const F32: Elements = Elements { size: 4, input_alignment: 128, output_alignment: 128 };
     const BF16: Elements = Elements { size: 2, ..F32 };
 
@@ -1175,7 +1246,7 @@ mod tests {
         let cluster = |count| Kernel::Cluster { count, whole: true };
         let column = |columns, rows, whole| Kernel::Column { columns, rows, whole };
         let [narrow, wide] = [Strips::Narrow, Strips::Wide].map(Kernel::Strip);
-        let split = Kernel::SplitApply { whole: true };
+        let [split, any_split] = [true, false].map(|whole| Kernel::SplitApply { whole });
         let cases = [
             (lines(2_097_152, 16, 1), F32, warp(8), warp(8)),
             (lines(131_072, 32, 1), BF16, warp(16), warp(16)),
@@ -1189,8 +1260,16 @@ mod tests {
             (lines(1024, 32_768, 1), BF16, block(64), block(64)),
             (lines(4096, 128_256, 1), BF16, cluster(128), Kernel::Reduce),
             (lines(64, 151_936, 1), BF16, cluster(64), split),
+            (lines(64, 202_048, 1), BF16, Kernel::Grid, split),
+            (lines(64, 202_048, 1), F32, cluster(64), split),
+            (lines(40, 202_048, 1), BF16, cluster(64), split),
             (lines(1, 151_936, 1), F32, cluster(64), split),
             (lines(1, 1 << 24, 1), F32, split, split),
+            (lines(1, 1 << 24, 1), BF16, split, split),
+            (lines(1, (1 << 24) + 1, 1), BF16, Kernel::Grid, any_split),
+            (lines(2, (1 << 23) + 1, 1), BF16, Kernel::Grid, any_split),
+            (lines(1, (1 << 22) + 1, 1), BF16, any_split, any_split),
+            (lines(1, (1 << 25) + 1, 1), BF16, any_split, any_split),
             (lines(1 << 20, (1 << 30) + 1, 1), F32, Kernel::Reduce, Kernel::Reduce),
             // Short lines that are not whole packs, or would fill few of a warp's threads
             (lines(1 << 20, 7, 1), BF16, tile(9), tile(9)),
@@ -1230,6 +1309,22 @@ mod tests {
     }
 
     #[test]
+    fn lines_that_a_grid_holds() {
+        let grid = |outer, len, elements| grid(lines(outer, len, 1), elements, HOPPER);
+        let of = |plan: Option<Plan>| plan.map(|plan| (plan.grid.0, plan.cluster));
+        assert_eq!(of(grid(1, 1 << 24, BF16)), Some((132, 1)));
+        assert_eq!(of(grid(1, 17_301_488, BF16)), Some((132, 1)));
+        assert_eq!(of(grid(1, 17_301_489, BF16)), None);
+        assert_eq!(of(grid(64, 151_936, BF16)), Some((128, 2)));
+        assert_eq!(of(grid(3, 1 << 20, F32)), Some((132, 1)));
+        assert_eq!(of(grid(132, 60_000, F32)), Some((132, 1)));
+        assert_eq!(of(grid(133, 60_000, F32)), None);
+        // Every block has a chunk for each of its groups.
+        assert_eq!(of(grid(1, 100_000, BF16)), Some((7, 1)));
+        assert!(super::grid(lines(1, 1 << 20, 1), F32, DeviceFacts { shared_bytes: 99 << 10, ..HOPPER }).is_none());
+    }
+
+    #[test]
     fn an_offset_or_an_unaligned_output() {
         let rows = lines(1000, 1024, 1);
         for unaligned in [Elements { input_alignment: 4, ..F32 }, Elements { output_alignment: 4, ..F32 }] {
@@ -1242,6 +1337,7 @@ mod tests {
         }
         let columns = lines(8, 4096, 4096);
         let input = Elements { input_alignment: 2, ..BF16 };
+        assert_eq!(softmax(lines(1, 1 << 24, 1), None, input, HOPPER).kernel, Kernel::Grid);
         assert_eq!(softmax(columns, None, input, HOPPER).kernel, Kernel::Strip(Strips::Any));
         assert_eq!(softmax(lines(64, 1000, 128), None, input, HOPPER).kernel, Kernel::Strip(Strips::Any));
         let output = Elements { output_alignment: 4, ..BF16 };
@@ -1587,6 +1683,13 @@ mod tests {
                 let threads = block * plan.cluster as usize;
                 assert!(count * threads >= room(lines, whole, elements, SECTOR_BYTES) && plan.cluster <= 16, "{what}");
                 assert!(grid == lines.count() * plan.cluster as usize && block <= 512 && plan.parameter >= 0, "{what}");
+            }
+            Kernel::Grid => {
+                let (parts, cluster) = (grid / lines.count(), plan.cluster as usize);
+                assert!(grid == parts * lines.count() && grid <= device.multiprocessors && block == 512, "{what}");
+                assert!(cluster == 1 || cluster == parts, "{what}");
+                assert!(parts * 64 * 4096 >= lines.len * elements.size + 2 * PACK_BYTES, "{what}");
+                assert!(plan.shared_bytes as usize <= device.shared_bytes && elements.size < 8, "{what}");
             }
             Kernel::SplitApply { .. } => {
                 assert!(plan.grid.1 as usize == lines.count() && block <= 512, "{what}");
