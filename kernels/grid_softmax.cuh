@@ -43,7 +43,7 @@ struct LineChunks {
         const int64_t room = len + before + shift;
         count = static_cast<int>((room + CHUNK - 1) / CHUNK);
         first_full = before + shift > 0;
-        last_full = room < SIZE ? -1 : static_cast<int>((room - SIZE) / CHUNK) - 1;
+        last_full = static_cast<int>((room - (shift > 0 ? SIZE : 0)) / CHUNK) - 1;
     }
     __device__ __forceinline__ bool is_full(int chunk) const { return chunk >= first_full && chunk <= last_full; }
     // The first element of the packs of the input that it is in, which may lie before the line or the tensor
@@ -199,10 +199,7 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
     } else if (chunks.parts > 1) {
         if (threadIdx.x == 0) of_parts[blockIdx.x] = part;
         cooperative_groups::this_grid().sync();
-        of_parts += blockIdx.x - chunks.part;
-        Normalizer<float> some{negative_infinity<float>(), 0};
-        for (int i = threadIdx.x; i < chunks.parts; i += GRID_THREADS) some = merged(some, of_parts[i]);
-        line = block_merge(some, of_blocks);
+        line = merge_far_parts<5>(of_parts + blockIdx.x - chunks.part, chunks.parts, of_blocks);
     }
 
     const auto probability = Probability<float>::of_part(line.max, line, unscale<T>());

@@ -102,19 +102,48 @@ __device__ __forceinline__ Weighted<R> merge_parts(const Weighted<R>* parts, int
     return {max, sum, dot};
 }
 
+// The same of what the lanes of a warp have.
 template <typename R>
-__device__ __forceinline__ Normalizer<R> merged(Normalizer<R> a, Normalizer<R> b) {
-    const R max = greater(a.max, b.max), reference = part_reference(max);
-    return {max, a.sum * quick_exponential(a.max - reference) + b.sum * quick_exponential(b.max - reference)};
+__device__ __forceinline__ Normalizer<R> warp_merge(Normalizer<R> part) {
+    const R max = warp_group_reduce(part.max, 32, [](R a, R b) { return greater(a, b); });
+    const R sum = part.sum * exponential(part.max - part_reference(max));
+    return {max, warp_group_reduce(sum, 32, [](R a, R b) { return a + b; })};
+}
+
+// The same of parts in global memory, the same bits for each thread of the block: one warp asks for AT_ONCE x 32 of them at once and
+// tells the others by way of `told`, which took 0.5 us less than a part for each thread and `block_merge`.
+template <int AT_ONCE, typename R>
+__device__ __forceinline__ Normalizer<R> merge_far_parts(const Normalizer<R>* parts, int count, Normalizer<R>* told) {
+    if (threadIdx.x < 32) {
+        Normalizer<R> line{negative_infinity<R>(), 0};
+#pragma unroll 1
+        for (int first = threadIdx.x; first < count; first += AT_ONCE * 32) {
+            Normalizer<R> some[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                const int i = first + k * 32;
+                some[k] = i < count ? parts[i] : Normalizer<R>{negative_infinity<R>(), 0};
+            }
+            R max = line.max;
+#pragma unroll
+            for (const auto& part : some) max = greater(max, part.max);
+            const R reference = part_reference(max);
+            line = {max, line.sum * quick_exponential(line.max - reference)};
+#pragma unroll
+            for (const auto& part : some) line.sum += part.sum * quick_exponential(part.max - reference);
+        }
+        line = warp_merge(line);
+        if (threadIdx.x == 0) *told = line;
+    }
+    __syncthreads();
+    return *told;
 }
 
 // The same of what the threads of a block have, the same bits for each of them. `of_warps` has room for a part of each warp.
 template <typename R>
 __device__ __forceinline__ Normalizer<R> block_merge(Normalizer<R> part, Normalizer<R>* of_warps) {
-    const R max = warp_group_reduce(part.max, 32, [](R a, R b) { return greater(a, b); });
-    R sum = part.sum * exponential(part.max - part_reference(max));
-    sum = warp_group_reduce(sum, 32, [](R a, R b) { return a + b; });
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = {max, sum};
+    part = warp_merge(part);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = part;
     __syncthreads();
     return merge_parts(of_warps, blockDim.x / 32);
 }

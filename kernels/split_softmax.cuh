@@ -69,11 +69,9 @@ __device__ __forceinline__ void split_apply(const T* x, const Normalizer<Real<T>
     // The first kernel has waited for what wrote x before this one could start.
     next.load(PlainAccess{}, x, y, total);
     wait_for_kernel_before();
-    parts_of += number * int64_t(gridDim.x);
-    Normalizer<R> some{negative_infinity<R>(), 0};
-    for (int i = threadIdx.x; i < line.parts; i += blockDim.x) some = merged(some, parts_of[i]);
-    __shared__ Normalizer<R> of_warps[MAX_WARPS];
-    const auto whole = block_merge(some, of_warps);
+    constexpr int AT_ONCE = sizeof(R) == 8 ? 2 : 9;  // Two parts a multiprocessor are 264.
+    __shared__ Normalizer<R> told;
+    const auto whole = merge_far_parts<AT_ONCE>(parts_of + number * int64_t(gridDim.x), line.parts, &told);
     const R max = whole.max;
     const auto output = Output<R>::of_part(max, whole, unscale<T>());
 #pragma unroll 1
