@@ -13,7 +13,7 @@ mod registers;
 
 #[cfg(feature = "cuda")]
 mod cuda {
-    use super::registers::{to_absolute, to_relative};
+    use super::registers::{in_order, to_absolute, to_relative};
     use lzma_rust2::{LzmaOptions, LzmaWriter};
     use std::collections::BTreeMap;
     use std::fmt::Write as _;
@@ -208,7 +208,7 @@ mod cuda {
         let mut modules = BTreeMap::new();
         for (capability, path) in texts {
             for (kernel, module) in kernels(&shortened(path)) {
-                modules.insert(format!("sm_{capability}/{kernel}"), module);
+                modules.insert(format!("sm_{capability}/{kernel}"), in_order(&module));
             }
         }
         let (mut text, mut table) = (String::new(), vec![]);
