@@ -201,9 +201,8 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
         function.set_attribute(wide, 1).w()?;
     }
     if let Kernel::Strip(_) | Kernel::Grid = key.kernel {
-        use sys::{CUdevice_attribute as Device, CUfunction_attribute as Function};
-        let most = context.attribute(Device::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN).w()?;
-        function.set_attribute(Function::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most).w()?;
+        let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        function.set_attribute(most, facts.shared_bytes as i32).w()?;
     }
     let function = Function { function, waits: described.waits };
     loaded.functions.insert((ordinal, key), function.clone());

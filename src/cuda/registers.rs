@@ -1,14 +1,18 @@
 //! PTX with its registers and labels named so that it packs well: what is unrolled repeats itself then, and so does what kernels have in
 //! common. The build script writes it so, before it packs; the crate reads it.
 
+use std::collections::BTreeMap;
+
 /// Registers and labels numbered in the order in which a function names them: packed texts are a third as long. What the driver makes
 /// of it is the same to the byte.
 #[allow(dead_code)] // but in the build script and tests
 pub(crate) fn in_order(ptx: &str) -> String {
-    let mut kinds = std::collections::BTreeMap::new();
+    let mut kinds = BTreeMap::<&str, BTreeMap<u32, usize>>::new();
     rewritten(ptx, |kind, number, declared| {
-        if declared || kind.starts_with('$') && !kinds.contains_key(kind) {
-            kinds.insert(kind, std::collections::BTreeMap::<u32, usize>::new());
+        if declared {
+            kinds.insert(kind, BTreeMap::new());
+        } else if kind.starts_with('$') {
+            kinds.entry(kind).or_default();
         }
         // Special registers are not declared.
         let numbers = kinds.get_mut(kind)?;

@@ -1,6 +1,6 @@
 //! The bounds hold for lines of any length, and for the lines that hurt: uniform, rising, falling, far from zero.
 
-use crate::support::{begin_low, check, devices, gpu, normal, tensor, within_cap, Op, DTYPES};
+use crate::support::{begin_low, check, devices, normal, tensor, within_cap, Op, DTYPES};
 use candle_core::{DType, Result};
 
 fn lines(len: usize) -> Vec<(&'static str, Vec<f64>)> {
@@ -64,34 +64,6 @@ fn sixteen_million() -> Result<()> {
     let ops = [Op::Safe, Op::Online, Op::Reduce, Op::Softmax, Op::LogSoftmax];
     check_lines(1 << 24, &[DType::F32, DType::F64], &ops, &["uniform", "rising slowly"])?;
     check_lines(1 << 24, &[DType::F16, DType::BF16], &ops, &["uniform"])
-}
-
-/// Few lines that fill a GPU, from the tensor's first element on and from the second: the ends of each are in chunks with others.
-#[test]
-fn lines_of_a_whole_gpu() -> Result<()> {
-    let Some(gpu) = gpu() else {
-        eprintln!("skipped: there is no GPU");
-        return Ok(());
-    };
-    for (dtype, count, len) in [
-        (DType::F32, 1, 8_400_001),
-        (DType::F32, 3, 1_500_007),
-        (DType::F16, 1, 16_777_209),
-        (DType::BF16, 2, 4_300_003),
-    ] {
-        if !within_cap(count * len) {
-            continue;
-        }
-        let values = normal(count * len + 1, 3.0, len as u64);
-        let flat = tensor(&values, count * len + 1, dtype, &gpu)?;
-        for offset in [0, 1] {
-            let xs = flat.narrow(0, offset, count * len)?.reshape((count, len))?;
-            for op in [Op::Softmax, Op::LogSoftmax] {
-                check(op, &xs, 1)?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Lines whose first elements say little about the others: what is above them comes late, or they are masked. Each lies between lines

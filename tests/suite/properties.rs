@@ -114,6 +114,32 @@ fn more_strips_than_run_at_once() -> Result<()> {
     Ok(())
 }
 
+/// Few lines that fill a GPU, from the tensor's first element on and from the second: the ends of each are in chunks with others.
+#[test]
+fn lines_of_a_whole_gpu() -> Result<()> {
+    let Some(gpu) = gpu() else {
+        eprintln!("skipped: there is no GPU, or feature `cuda` is off");
+        return Ok(());
+    };
+    for (dtype, lines, len) in [
+        (DType::F32, 1, 8_400_001),
+        (DType::F32, 3, 1_500_007),
+        (DType::F16, 1, 16_777_209),
+        (DType::BF16, 2, 4_300_003),
+    ] {
+        for skipped in [0, 1] {
+            if within_cap(lines * len) {
+                let xs =
+                    side_by_side([lines, len, 1], skipped, Values::Normal(3.0), dtype, len as u64, &gpu)?.squeeze(2)?;
+                for op in [Op::Softmax, Op::LogSoftmax] {
+                    check(op, &xs, 1)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// So many short lines that each thread takes as many words of one as it has room for.
 #[test]
 fn many_lines_that_are_no_packs() -> Result<()> {
