@@ -58,3 +58,8 @@ __device__ __forceinline__ void send(unsigned block, Normalizer<float>* to, Norm
                  "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [barrier];\n}" ::"r"(
                      shared_address(to)), "r"(shared_address(&arrived)), "r"(block), "f"(value.max), "f"(value.sum) : "memory");
 }
+__device__ __forceinline__ void send(unsigned block, Normalizer<double>* to, Normalizer<double> value, ArrivalBarrier& arrived) {
+    asm volatile("{\n.reg .b32 there, barrier;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 barrier, %1, %2;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f64 [there], {%3, %4}, [barrier];\n}" ::"r"(
+                     shared_address(to)), "r"(shared_address(&arrived)), "r"(block), "d"(value.max), "d"(value.sum) : "memory");
+}

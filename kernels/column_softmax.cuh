@@ -19,7 +19,8 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
 #if __CUDA_ARCH__ >= 900
     blocks = ClusterExchange<R>::blocks();
     rank = ClusterExchange<R>::rank();
-    if (blocks > 1) ClusterExchange<R>::begin();
+    __shared__ ArrivalBarrier arrived;
+    if (blocks > 1) ClusterExchange<R>::begin(arrived, (blocks * SIZE << shift) * sizeof(Normalizer<R>));
 #endif
     const int across = 1 << shift, column = threadIdx.x & (across - 1), columns = across * SIZE;
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -100,9 +101,9 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
         ClusterExchange<R>::wait();
         for (int c = threadIdx.x; c < columns; c += blockDim.x) {
             const auto part = merge_column(of_warp + c, warps, columns);
-            for (int block = 0; block < blocks; block++) ClusterExchange<R>::write_to(block, of_block + rank * columns + c, part);
+            for (int block = 0; block < blocks; block++) send(block, of_block + rank * columns + c, part, arrived);
         }
-        ClusterExchange<R>::sync();
+        arrived.wait(0);
     } else
 #endif
     {

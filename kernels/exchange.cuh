@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "bulk.cuh"
 #include "reduce.cuh"
 
 constexpr int MAX_WARPS = 32;
@@ -38,11 +39,13 @@ __device__ __forceinline__ Normalizer<R> merge_column(const Normalizer<R>* parts
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
 constexpr int MAX_CLUSTER = 16;
 
-// The warps of a cluster's blocks, a line each. Every warp writes its part into the shared memory of every block.
+// The warps of a cluster's blocks, a line each. Every warp sends its part into the shared memory of every block, where a barrier counts
+// what has come: the cluster's own barrier would wait until the whole GPU can see what was written.
 template <typename R>
 struct ClusterExchange {
     static constexpr bool CLUSTER = true;
     Normalizer<R>* parts;  // the cluster's blocks times the warps of a block
+    ArrivalBarrier& arrived;
 
     static __device__ __forceinline__ unsigned blocks() {
         unsigned n;
@@ -54,8 +57,19 @@ struct ClusterExchange {
         asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(n));
         return n;
     }
-    // Before anything else: no block may be written to before it has started.
-    static __device__ __forceinline__ void begin() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+    // Before anything else: no block may be sent anything before it has started. `bytes` are to come to each.
+    static __device__ __forceinline__ void begin(ArrivalBarrier& arrived, int bytes) {
+        if (threadIdx.x == 0) {
+            arrived.init();
+            ArrivalBarrier::announce();
+            arrived.expect(bytes);
+        }
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    }
+    // A part of each warp
+    static __device__ __forceinline__ void begin(ArrivalBarrier& arrived) {
+        begin(arrived, blocks() * (blockDim.x / 32) * sizeof(Normalizer<R>));
+    }
     static __device__ __forceinline__ void wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
     __device__ __forceinline__ int64_t line() const { return blockIdx.x / blocks(); }
@@ -65,28 +79,9 @@ struct ClusterExchange {
     __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const {
         const unsigned warps = blockDim.x / 32, lane = threadIdx.x % 32;
         wait();
-        if (lane < blocks()) write_to(lane, parts + rank() * warps + threadIdx.x / 32, part);
-        sync();
+        if (lane < blocks()) send(lane, parts + rank() * warps + threadIdx.x / 32, part, arrived);
+        arrived.wait(0);
         return merge_parts(parts, blocks() * warps);
-    }
-
-    static __device__ __forceinline__ void sync() {
-        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-        wait();
-    }
-
-    // Writes to where `to` lies in this block's shared memory, but of another block of the cluster.
-    static __device__ __forceinline__ void write_to(unsigned block, Normalizer<R>* to, Normalizer<R> value) {
-        uint32_t there;
-        const auto here = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-        asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(block));
-        store(there, value);
-    }
-    static __device__ __forceinline__ void store(uint32_t to, Normalizer<float> value) {
-        asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(value.max), "f"(value.sum) : "memory");
-    }
-    static __device__ __forceinline__ void store(uint32_t to, Normalizer<double> value) {
-        asm volatile("st.shared::cluster.v2.f64 [%0], {%1, %2};" ::"r"(to), "d"(value.max), "d"(value.sum) : "memory");
     }
 };
 #endif

@@ -114,10 +114,11 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
     const auto slot = [&](int i) { return reinterpret_cast<P*>(grid_memory + i * CHUNK_BYTES); };
     auto* behind_slots = slot(SLOTS);
     auto* arrived = reinterpret_cast<ArrivalBarrier*>(behind_slots + SLOTS);
-    auto* of_warps = reinterpret_cast<Normalizer<float>*>(arrived + SLOTS);
+    auto& exchanged = arrived[SLOTS];
+    auto* of_warps = reinterpret_cast<Normalizer<float>*>(&exchanged + 1);
     auto* of_blocks = of_warps + GRID_THREADS / 32;  // of the cluster, or of warps again
     const bool clusters = Exchange::blocks() > 1;
-    if (clusters) Exchange::begin();
+    if (clusters) Exchange::begin(exchanged, Exchange::blocks() * sizeof(Normalizer<float>));
     const int group = threadIdx.x / CHUNK_THREADS, own = threadIdx.x % CHUNK_THREADS;
     // One thread of a group sees to its barriers and copies.
     if (own == 0) {
@@ -193,8 +194,8 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
     auto line = part;
     if (clusters) {
         Exchange::wait();
-        if (threadIdx.x < Exchange::blocks()) Exchange::write_to(threadIdx.x, of_blocks + Exchange::rank(), part);
-        Exchange::sync();
+        if (threadIdx.x < Exchange::blocks()) send(threadIdx.x, of_blocks + Exchange::rank(), part, exchanged);
+        exchanged.wait(0);
         line = merge_parts(of_blocks, Exchange::blocks());
     } else if (chunks.parts > 1) {
         if (threadIdx.x == 0) of_parts[blockIdx.x] = part;

@@ -109,6 +109,7 @@ __device__ __forceinline__ void backward_block_lines(const T* y, const T* g, T* 
     extern "C" __global__ void __launch_bounds__(512, BLOCKS)                                                     \
         backward_cluster_##COUNT##_##dtype(const T* y, const T* g, T* dx, int64_t lines, int64_t len, int log) {  \
         __shared__ Normalizer<Real<T>> parts[MAX_CLUSTER * 512 / 32];                                             \
-        ClusterExchange<Real<T>>::begin();                                                                        \
-        backward_block_lines<T, COUNT>(y, g, dx, len, log, ClusterExchange<Real<T>>{parts});                      \
+        __shared__ ArrivalBarrier arrived;                                                                        \
+        ClusterExchange<Real<T>>::begin(arrived);                                                                 \
+        backward_block_lines<T, COUNT>(y, g, dx, len, log, ClusterExchange<Real<T>>{parts, arrived});             \
     }

@@ -336,10 +336,11 @@ __device__ __forceinline__ void block_lines(bool streaming, const T* x, T* y, in
 }
 
 // Named kernels: NAME_COUNT_dtype. BLOCKS: that a multiprocessor shall hold of THREADS threads each, which bounds the registers.
-#define WARP_KERNEL(name, dtype, T, Output, COUNT, WHOLE, BLOCKS)                            \
-    extern "C" __global__ void __launch_bounds__(128, BLOCKS)                               \
+// Warps in blocks of more than 128 threads fill the GPU once, so that the next kernel is set up early.
+#define WARP_KERNEL(name, dtype, T, Output, COUNT, WHOLE, THREADS, BLOCKS)                   \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                           \
         name##_##COUNT##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int shift) { \
-        wait_for_kernel_before();                                                           \
+        wait_for_kernel_before(THREADS > 128 && blockDim.x == THREADS);                     \
         warp_lines<T, Output, COUNT, WHOLE>(x, y, lines, len, shift);                       \
     }
 #define BLOCK_KERNEL(name, dtype, T, Output, COUNT, WHOLE, THREADS, BLOCKS)                              \
@@ -354,8 +355,9 @@ __device__ __forceinline__ void block_lines(bool streaming, const T* x, T* y, in
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                        \
         name##_##COUNT##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int ahead) {              \
         __shared__ Normalizer<Real<T>> parts[MAX_CLUSTER * THREADS / 32];                                \
-        ClusterExchange<Real<T>>::begin();                                                               \
+        __shared__ ArrivalBarrier arrived;                                                               \
+        ClusterExchange<Real<T>>::begin(arrived);                                                        \
         wait_for_kernel_before(lines == 1, 512);                                                         \
         const bool streaming = lines * len <= KEPT_BYTES / int64_t(sizeof(T));                           \
-        block_lines<T, Output, COUNT, WHOLE>(streaming, x, y, lines, len, ahead, ClusterExchange<Real<T>>{parts}); \
+        block_lines<T, Output, COUNT, WHOLE>(streaming, x, y, lines, len, ahead, ClusterExchange<Real<T>>{parts, arrived}); \
     }

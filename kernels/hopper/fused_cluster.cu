@@ -7,7 +7,8 @@
         using R = Real<T>;                                                                           \
         using Exchange = ClusterExchange<R>;                                                         \
         __shared__ Normalizer<R> parts[MAX_CLUSTER * 512 / 32];                                      \
-        Exchange::begin();                                                                           \
-        fused_lines<T, sizeof(T) == 8 ? 16 : 32, PACK<T>, true>(call, WholeBlocks<R, Exchange>{{parts}, nullptr});      \
+        __shared__ ArrivalBarrier arrived;                                                           \
+        Exchange::begin(arrived);                                                                    \
+        fused_lines<T, sizeof(T) == 8 ? 16 : 32, PACK<T>, true>(call, WholeBlocks<R, Exchange>{{parts, arrived}, nullptr}); \
     }
 FOR_EACH_DTYPE(KERNELS)

@@ -285,6 +285,12 @@ const MAX_REGISTER_LINE: usize = 1 << 30;
 
 /// Threads of a block whose lines take a warp or less each: 1.01 / 1.01 at 128 threads, 1.02 / 1.03 at 256 (2097152 x 16).
 const WARP_BLOCK: usize = 128;
+/// Of half precision that is not whole packs, where lines fill the GPU's threads once: 131072 x 32 at an offset of one element 3.83 us,
+/// with blocks of 128 threads 4.01, 114688 x 32 3.62 and 3.81, 16384 x 256 3.96 and 4.10; but 65536 x 32 3.4 and 2.7, 2097152 x 16 40.9
+/// and 36.7.
+const FULL_WARP_BLOCK: usize = 512;
+/// Threads that a multiprocessor has, since Hopper.
+const RESIDENT_THREADS: usize = 2048;
 /// Elements of a line for each thread of a warp, by the length of the line: up to (elements, elements per thread). Eight at 128
 /// elements: 0.97, sixteen 0.99 (f32); sixteen 1.01, eight 1.03 (bf16).
 const WARP_COUNTS: Counts = Counts {
@@ -345,12 +351,13 @@ fn largest_cluster(device: DeviceFacts) -> usize {
 }
 
 /// As `kernels/grid_softmax.cuh` has it: threads of a block, the bytes of a chunk, the groups that share them, and how many chunks there
-/// are in shared memory, with a pack and a barrier for each and states of 16 warps, twice; each group may have one more in registers.
+/// are in shared memory, with a pack and a barrier for each, one more barrier, and states of 16 warps, twice; each group may have one
+/// more chunk in registers.
 const GRID_BLOCK: usize = 512;
 const CHUNK_BYTES: usize = 4096;
 const CHUNK_GROUPS: usize = 8;
 const CHUNK_SLOTS: usize = 7 * CHUNK_GROUPS;
-const GRID_SHARED_BYTES: usize = CHUNK_SLOTS * (CHUNK_BYTES + 16 + 8) + 2 * 16 * 8;
+const GRID_SHARED_BYTES: usize = CHUNK_SLOTS * (CHUNK_BYTES + 16 + 8) + 8 + 2 * 16 * 8;
 /// Of lines longer than clusters hold: tensors of fewer bytes are faster split, and so are whole packs: 1 x 16777216 bf16 in a graph
 /// 1.38 and 1.39, as called 25.5 and 24.1 us, since blocks that wait for each other take longer to launch; but one element later 1.43
 /// and 1.65.
@@ -365,7 +372,7 @@ const SPLIT_BLOCK: usize = 512;
 /// Lines of fewer bytes are not split.
 const SPLIT_BYTES: usize = 1 << 16;
 
-/// Threads of a strip of lines side by side, and of one that a whole block of half precision holds.
+/// Threads of a strip of lines side by side, and of one of half precision where there are no clusters.
 const COLUMN_BLOCK: usize = 256;
 const WIDE_COLUMN_BLOCK: usize = 512;
 /// Threads of a strip that is fetched ahead, which two blocks of a multiprocessor have, and how many clusters of one, two, …
@@ -950,7 +957,7 @@ fn tile(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
 /// Whether lines of whole packs would leave many of the threads without work that hold them in registers. Of a block: 86480 x 776
 /// f16 1.15, in tiles 1.03; 111848 x 600 1.18 and 1.02; of a warp: 645277 x 136 1.16 and 1.04, 838860 x 80 1.04 and 1.03.
 fn fills_few(lines: Lines, elements: Elements, device: DeviceFacts) -> bool {
-    let Some(plan) = warp(lines, true, elements).or_else(|| block(lines, true, elements, device)) else {
+    let Some(plan) = warp(lines, true, elements, device).or_else(|| block(lines, true, elements, device)) else {
         return false;
     };
     match plan.kernel {
@@ -966,15 +973,19 @@ fn register(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Pla
         return None;
     }
     let whole = whole_packs(lines, elements);
-    warp(lines, whole, elements).or_else(|| block(lines, whole, elements, device))
+    warp(lines, whole, elements, device).or_else(|| block(lines, whole, elements, device))
 }
 
-fn warp(lines: Lines, whole: bool, elements: Elements) -> Option<Plan> {
+fn warp(lines: Lines, whole: bool, elements: Elements, device: DeviceFacts) -> Option<Plan> {
     let count = WARP_COUNTS.of(lines.len, whole, elements)?;
     let room = room(lines, whole, elements, PACK_BYTES);
     let shift = (0..=5).find(|&shift| room <= count << shift)?;
-    let grid = lines.count().div_ceil(WARP_BLOCK >> shift);
-    (grid <= MAX_GRID).then(|| Plan { parameter: shift, ..plan(Kernel::Warp { count, whole }, grid, WARP_BLOCK) })
+    let resident = RESIDENT_THREADS * device.multiprocessors;
+    let needed = lines.count().saturating_mul(1 << shift);
+    let once = device.compute_capability >= 90 && 4 * needed > 3 * resident && needed <= resident;
+    let threads = if once && !whole && elements.size == 2 { FULL_WARP_BLOCK } else { WARP_BLOCK };
+    let grid = lines.count().div_ceil(threads >> shift);
+    (grid <= MAX_GRID).then(|| Plan { parameter: shift, ..plan(Kernel::Warp { count, whole }, grid, threads) })
 }
 
 fn block(lines: Lines, whole: bool, elements: Elements, device: DeviceFacts) -> Option<Plan> {
@@ -996,9 +1007,8 @@ fn cluster(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan
     let many = lines.count() >= 4 * device.multiprocessors;
     // Elements to a thread, the fewest blocks, the warps that a block should have at most, and the threads that the registers of
     // a multiprocessor hold. 4096 x 128256: four blocks of 16 warps 1.05, eight of 8 1.10 (f32); two of 16 with 128 elements
-    // 1.06, eight of 4 1.16 (bf16). 64 x 151936: eight of 10 1.18 / 1.60, sixteen of 5 1.23 / 1.69. At an offset of one
-    // element, 4096 x 128256: four of 16 1.08, eight of 8 1.18 (f32), two of 16 with 128 elements 1.07 (bf16); 64 x 151936: eight
-    // of 10 1.27 / 1.70, sixteen of 5 1.24 / 1.66.
+    // 1.06, eight of 4 1.16 (bf16). At an offset of one element, 4096 x 128256: four of 16 1.08, eight of 8 1.18 (f32), two of 16 with
+    // 128 elements 1.07 (bf16).
     let (count, fewest, warps, resident) = match elements.size {
         4 => (64, 4, 16, 640),
         2 if many => (128, 2, 16, 512),
@@ -1014,7 +1024,10 @@ fn cluster(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan
     // Few lines are spread as wide as can be: 4.0 µs with sixteen blocks and 5.2 with eight at 1 x 151936 bf16. Where elements
     // are shifted, over twice the threads: 4.7 µs at an offset of one element of f32, and 5.1.
     let few = lines.count() * blocks < 2 * device.multiprocessors;
-    if few {
+    // So are lines of half precision that leave blocks four warps: 64 x 151936 sixteen 11.1 us, eight 11.6, 64 x 128256 8.5 and 9.1,
+    // 128 x 128256 17.0 and 17.4, 256 x 151936 41.7 and 42.1; but 64 x 65536 6.2 and 5.1, 128 x 100352 15.3 and 14.7.
+    let long = elements.size == 2 && !many && 2 * needed > 7 * largest;
+    if few || long {
         blocks = largest;
     }
     let halved = few && !whole && elements.size == 4 && 2 * needed.div_ceil(blocks) <= warps;
@@ -1022,8 +1035,10 @@ fn cluster(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan
     let threads = needed.div_ceil(blocks) * WARP;
     let at_once = (device.multiprocessors * (resident / threads).max(1) / blocks).max(1);
     // What the next clusters need is fetched where it helped: 64 x 151936 1.18, without 1.28 (f32); 4096 x 128256 1.04, without
-    // 1.10 (bf16), 1.04 and 1.07 (f32); but 1024 x 32768 f32 1.07, without 1.05.
+    // 1.10 (bf16), 1.04 and 1.07 (f32); but 1024 x 32768 f32 1.07, without 1.05; and not where all lines are taken at once: 64 x 128256
+    // bf16 8.8 us, without 8.5.
     let ahead = match (whole, elements.size) {
+        _ if lines.count() <= at_once => 0,
         // At an offset of one element, 4096 x 128256 bf16: half 1.07, a quarter 1.12
         (false, 2) => at_once / 2,
         (_, 2) => at_once / 4,
@@ -1115,7 +1130,7 @@ fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan>
     let down = lines.len.div_ceil(rows);
     let largest = largest_cluster(device);
     // Threads side by side, and blocks of a cluster. Packs: (8, 4096, 4096) dim 1 f32 with eight and clusters of eight 1.26, four
-    // and clusters of four 1.25; (64, 1000, 128) dim 1 bf16 in one block 1.70, in clusters of two 2.1; (16, 64, 56, 56) dim
+    // and clusters of four 1.25; (64, 1000, 128) dim 1 bf16 in clusters of two 1.63, in one block 1.82; (16, 64, 56, 56) dim
     // 1 bf16 with sixteen 1.36, eight 1.43.
     let short_halves = elements.size == 2 && lines.len <= SHORT_PACKS;
     let (widest, one_block) = match (whole, short_halves) {
@@ -1125,7 +1140,7 @@ fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan>
     };
     let (across, blocks) = if down * widest <= one_block {
         (widest, 1)
-    } else if whole && elements.size == 2 && down * 8 <= WIDE_COLUMN_BLOCK {
+    } else if largest == 1 && whole && elements.size == 2 && down * 8 <= WIDE_COLUMN_BLOCK {
         (8, 1)
     } else {
         let widths: &[usize] = match whole {
@@ -1322,6 +1337,34 @@ mod tests {
         // Every block has a chunk for each of its groups.
         assert_eq!(of(grid(1, 100_000, BF16)), Some((7, 1)));
         assert!(super::grid(lines(1, 1 << 20, 1), F32, DeviceFacts { shared_bytes: 99 << 10, ..HOPPER }).is_none());
+    }
+
+    #[test]
+    fn lines_that_fill_a_gpu_once() {
+        let input = Elements { input_alignment: 2, ..BF16 };
+        let block = |outer, len, elements, device| softmax(lines(outer, len, 1), None, elements, device).block;
+        assert_eq!(block(131_072, 32, input, HOPPER), 512);
+        assert_eq!(block(135_168, 32, input, HOPPER), 512);
+        assert_eq!(block(16_384, 256, input, HOPPER), 512);
+        assert_eq!(block(135_169, 32, input, HOPPER), 128);
+        assert_eq!(block(98_304, 32, input, HOPPER), 128);
+        assert_eq!(block(131_072, 32, BF16, HOPPER), 128);
+        assert_eq!(block(131_072, 32, Elements { input_alignment: 4, ..F32 }, HOPPER), 128);
+        assert_eq!(block(71_680, 32, input, TURING), 128);
+    }
+
+    #[test]
+    fn blocks_of_a_cluster() {
+        let of = |outer, len, inner, elements| {
+            let plan = softmax(lines(outer, len, inner), None, elements, HOPPER);
+            (plan.cluster, plan.block, plan.parameter)
+        };
+        assert_eq!(of(64, 151_936, 1, BF16), (16, 160, 12));
+        assert_eq!(of(64, 128_256, 1, BF16), (16, 128, 0));
+        assert_eq!(of(64, 100_352, 1, BF16), (8, 224, 0));
+        assert_eq!(of(64, 151_936, 1, F32), (8, 320, 8));
+        assert_eq!(of(1, 151_936, 1, F32), (16, 160, 0));
+        assert_eq!(of(64, 1000, 128, BF16), (2, 256, 3));
     }
 
     #[test]
@@ -1674,6 +1717,8 @@ mod tests {
             Kernel::Warp { count, whole } => {
                 assert!(count * side_by_side >= room(lines, whole, elements, PACK_BYTES), "{what}");
                 assert!(side_by_side <= WARP && grid * (block / side_by_side) >= lines.count(), "{what}");
+                let wide = !whole && elements.size == 2 && device.compute_capability >= 90;
+                assert!(block == 128 || (wide && block == 512 && grid <= 4 * device.multiprocessors), "{what}");
             }
             Kernel::Block { count, whole } => {
                 assert!(count * block >= room(lines, whole, elements, SECTOR_BYTES) && grid == lines.count(), "{what}");

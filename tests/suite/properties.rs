@@ -140,6 +140,36 @@ fn lines_of_a_whole_gpu() -> Result<()> {
     Ok(())
 }
 
+/// Half precision, from the tensor's first element on and from the second: short lines that fill the threads of a GPU of 132
+/// multiprocessors once, long ones in clusters of many blocks, and lines side by side that two blocks share.
+#[test]
+fn halves_of_a_whole_gpu() -> Result<()> {
+    let Some(gpu) = gpu() else {
+        eprintln!("skipped: there is no GPU, or feature `cuda` is off");
+        return Ok(());
+    };
+    for (dtype, shape) in [
+        (DType::BF16, [120_001, 32, 1]),
+        (DType::F16, [131_000, 16, 1]),
+        (DType::F16, [16_000, 248, 1]),
+        (DType::BF16, [35, 121_000, 1]),
+        (DType::F16, [9, 130_004, 1]),
+        (DType::BF16, [40, 1000, 64]),
+        (DType::F16, [33, 700, 96]),
+    ] {
+        for skipped in [0, 1] {
+            if within_cap(shape.iter().product()) {
+                let xs = side_by_side(shape, skipped, Values::Normal(3.0), dtype, 11, &gpu)?;
+                let xs = if shape[2] == 1 { xs.squeeze(2)? } else { xs };
+                for op in [Op::Softmax, Op::LogSoftmax] {
+                    check(op, &xs, 1)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// So many short lines that each thread takes as many words of one as it has room for.
 #[test]
 fn many_lines_that_are_no_packs() -> Result<()> {
