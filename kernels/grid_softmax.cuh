@@ -120,8 +120,14 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
     const bool clusters = Exchange::blocks() > 1;
     if (clusters) Exchange::begin(exchanged, Exchange::blocks() * sizeof(Normalizer<float>));
     const int group = threadIdx.x / CHUNK_THREADS, own = threadIdx.x % CHUNK_THREADS;
-    // One thread of a group sees to its barriers and copies.
-    if (own == 0) {
+    // One thread of a group sees to its barriers and copies; but the first of a long line are asked for by one warp, 0.4 us earlier
+    // (pairs would take 0.7 us more).
+    if (!clusters) {
+        if (threadIdx.x < SLOTS) {
+            arrived[threadIdx.x].init();
+            ArrivalBarrier::announce();
+        }
+    } else if (own == 0) {
 #pragma unroll
         for (int i = 0; i < SLOTS; i += CHUNK_GROUPS) arrived[i + group].init();
         ArrivalBarrier::announce();
@@ -144,7 +150,9 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
         for (int k = 0; k < MINE; k++) in_registers[k] = load(from + place(k));
         if (own == 0) behind = load(from + Chunks::PACKS);
     }
-    if (own == 0) {
+    if (!clusters) {
+        if (threadIdx.x < AHEAD && threadIdx.x < slots) fetch(threadIdx.x);
+    } else if (own == 0) {
         for (int i = group; i < AHEAD && i < slots; i += CHUNK_GROUPS) fetch(i);
     }
     __syncthreads();
@@ -190,23 +198,92 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
         state.sum += pairwise_sum(sums);
     }
 
+    // While the blocks tell each other their parts, the exponentials of a group's first chunk are made, relative to what is known by now
+    // (0.4 us). All results are made so.
     const auto part = block_merge(state.finish(unscale<T>()), of_warps);
+    const float reference = part_reference(part.max);
+    const auto exponential = [&](float x) { return Element<T>::exponential(x - reference); };
+    const bool early = chunks.shift == 0 && !log && group < slots && chunks.is_full(chunk(group));
+    float exponentials[MINE][SIZE];
+    const auto meanwhile = [&] {
+        if (!early) return;
+#pragma unroll
+        for (int k = 0; k < MINE; k++) {
+            const P pack = slot(group)[place(k)];
+#pragma unroll
+            for (int e = 0; e < SIZE; e++) exponentials[k][e] = exponential(Element<T>::of_unit(pack.units[e / PER_UNIT], e % PER_UNIT));
+        }
+    };
     auto line = part;
     if (clusters) {
         Exchange::wait();
         if (threadIdx.x < Exchange::blocks()) send(threadIdx.x, of_blocks + Exchange::rank(), part, exchanged);
+        meanwhile();
         exchanged.wait(0);
         line = merge_parts(of_blocks, Exchange::blocks());
     } else if (chunks.parts > 1) {
         if (threadIdx.x == 0) of_parts[blockIdx.x] = part;
-        cooperative_groups::this_grid().sync();
-        line = merge_far_parts<5>(of_parts + blockIdx.x - chunks.part, chunks.parts, of_blocks);
+        const auto grid = cooperative_groups::this_grid();
+        auto arrival = grid.barrier_arrive();
+        meanwhile();
+        grid.barrier_wait(std::move(arrival));
+        line = merge_far_parts<5>(of_parts + (blockIdx.x - chunks.part), chunks.parts, of_blocks);
+    } else {
+        meanwhile();
     }
 
-    const auto probability = Probability<float>::of_part(line.max, line, unscale<T>());
+    // Where a part is all -inf its exponentials are 0, relative to anything.
+    const float part_max = part.max == negative_infinity<float>() ? line.max : part.max;
+    const auto probability = Probability<float>::of_part(part_max, line, unscale<T>());
     const auto log_probability = LogProbability<float>::of_part(line.max, line, unscale<T>());
+    const auto finish = [&](P (&packs)[MINE]) {
+        const auto each = [&](auto result) {
+#pragma unroll
+            for (P& pack : packs) {
+#pragma unroll
+                for (auto& unit : pack.units) {
+                    float numbers[PER_UNIT];
+#pragma unroll
+                    for (int e = 0; e < PER_UNIT; e++) numbers[e] = result(Element<T>::of_unit(unit, e));
+                    unit = Element<T>::to_unit(numbers);
+                }
+            }
+        };
+        if (log) each([&](float x) { return log_probability.of_kept(x); });
+        else each([&](float x) { return probability.of_kept(exponential(x)); });
+    };
+    int next = group;
+    if (early) {
+        auto* to = reinterpret_cast<P*>(chunks.y + chunks.begin(chunk(next)));
+#pragma unroll
+        for (int k = 0; k < MINE; k++) {
+            P result;
+#pragma unroll
+            for (int u = 0; u < SIZE / PER_UNIT; u++) {
+                float numbers[PER_UNIT];
+#pragma unroll
+                for (int e = 0; e < PER_UNIT; e++) numbers[e] = probability.of_kept(exponentials[k][u * PER_UNIT + e]);
+                result.units[u] = Element<T>::to_unit(numbers);
+            }
+            store_streaming(to + place(k), result);
+        }
+        next += CHUNK_GROUPS;
+    }
+    // Chunks that lie in the line whole and as the output's do need no more than this (0.4 us).
+    if (chunks.shift == 0) {
 #pragma unroll 1
-    for (int i = group;; i += CHUNK_GROUPS) {
+        for (; next < slots && chunks.is_full(chunk(next)); next += CHUNK_GROUPS) {
+            P results[MINE];
+#pragma unroll
+            for (int k = 0; k < MINE; k++) results[k] = slot(next)[place(k)];
+            finish(results);
+            auto* to = reinterpret_cast<P*>(chunks.y + chunks.begin(chunk(next)));
+#pragma unroll
+            for (int k = 0; k < MINE; k++) store_streaming(to + place(k), results[k]);
+        }
+    }
+#pragma unroll 1
+    for (int i = next;; i += CHUNK_GROUPS) {
         const bool in_slot = i < slots;
         const int here = in_slot ? i : group, number = in_slot ? chunk(i) : held_chunk;
         if (!in_slot) {
@@ -250,20 +327,7 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
                 }
             }
         }
-        const auto each = [&](auto result) {
-#pragma unroll
-            for (P& pack : results) {
-#pragma unroll
-                for (auto& unit : pack.units) {
-                    float numbers[PER_UNIT];
-#pragma unroll
-                    for (int e = 0; e < PER_UNIT; e++) numbers[e] = result(Element<T>::of_unit(unit, e));
-                    unit = Element<T>::to_unit(numbers);
-                }
-            }
-        };
-        if (log) each([&](float x) { return log_probability.of_kept(x); });
-        else each([&](float x) { return probability.of_kept(Element<T>::exponential(x - line.max)); });
+        finish(results);
         const int64_t begin = chunks.begin(number) + chunks.shift;
         auto* to = reinterpret_cast<P*>(chunks.y + begin);
         if (chunks.is_full(number)) {
@@ -286,7 +350,7 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
                 const int64_t from = at + chunks.shift;
                 const P* pack = from < Chunks::CHUNK ? packs + from / SIZE : behind_slots + here;
                 const float x = Element<T>::read(reinterpret_cast<const T*>(pack)[from % SIZE]);
-                chunks.y[element] = Element<T>::write(log ? log_probability.of_kept(x) : probability.of_kept(Element<T>::exponential(x - line.max)));
+                chunks.y[element] = Element<T>::write(log ? log_probability.of_kept(x) : probability.of_kept(exponential(x)));
             }
         }
     }

@@ -73,9 +73,9 @@ struct CompensatedSum {
     }
 };
 
-// The finished state of a line: its maximum and the sum of exp(x - maximum).
+// The finished state of a line: its maximum and the sum of exp(x - maximum). Read, written and sent as one.
 template <typename R>
-struct Normalizer {
+struct alignas(2 * sizeof(R)) Normalizer {
     R max, sum;
 };
 

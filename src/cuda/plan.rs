@@ -358,9 +358,7 @@ const CHUNK_BYTES: usize = 4096;
 const CHUNK_GROUPS: usize = 8;
 const CHUNK_SLOTS: usize = 7 * CHUNK_GROUPS;
 const GRID_SHARED_BYTES: usize = CHUNK_SLOTS * (CHUNK_BYTES + 16 + 8) + 8 + 2 * 16 * 8;
-/// Of lines longer than clusters hold: tensors of fewer bytes are faster split, and so are whole packs: 1 x 16777216 bf16 in a graph
-/// 1.38 and 1.39, as called 25.5 and 24.1 us, since blocks that wait for each other take longer to launch; but one element later 1.43
-/// and 1.65.
+/// Of lines longer than clusters hold: tensors of fewer bytes are faster split.
 const GRID_BYTES: usize = 16 << 20;
 /// Of lines of half precision that clusters hold, too, two blocks for each: 64 x 202048 16.7 us, in clusters of eight or sixteen 19.0;
 /// 64 x 256000 21.1 and 22.3; 64 x 151936 13.5 and 12.9.
@@ -1057,10 +1055,7 @@ fn grid_is_best(lines: Lines, elements: Elements, device: DeviceFacts) -> bool {
     let bytes = lines.len.saturating_mul(elements.size);
     match grid(lines, elements, device) {
         Some(plan) if plan.cluster == 2 => elements.size == 2 && bytes >= PAIR_BYTES,
-        Some(_) => {
-            let longer = cluster(lines, elements, device).is_none();
-            longer && lines.count() * bytes >= GRID_BYTES && !whole_packs(lines, elements)
-        }
+        Some(_) => lines.count() * bytes >= GRID_BYTES && cluster(lines, elements, device).is_none(),
         None => false,
     }
 }
@@ -1280,7 +1275,7 @@ mod tests {
             (lines(40, 202_048, 1), BF16, cluster(64), split),
             (lines(1, 151_936, 1), F32, cluster(64), split),
             (lines(1, 1 << 24, 1), F32, split, split),
-            (lines(1, 1 << 24, 1), BF16, split, split),
+            (lines(1, 1 << 24, 1), BF16, Kernel::Grid, split),
             (lines(1, (1 << 24) + 1, 1), BF16, Kernel::Grid, any_split),
             (lines(2, (1 << 23) + 1, 1), BF16, Kernel::Grid, any_split),
             (lines(1, (1 << 22) + 1, 1), BF16, any_split, any_split),

@@ -6,6 +6,7 @@
 mod accuracy;
 mod fused;
 mod gradients;
+mod graphs;
 mod inplace;
 mod large;
 mod levels;

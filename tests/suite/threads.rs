@@ -1,6 +1,6 @@
-//! Eight threads at once on one device.
+//! Many threads at once on one device.
 
-use crate::support::{check, devices, normal, tensor, values, Op};
+use crate::support::{check, check_result, devices, normal, tensor, values, within_cap, Op};
 use candle_core::{DType, Device, Result};
 
 /// Each thread with tensors of its own; all of them race to load the kernels. Every result is checked, and is the same to
@@ -36,6 +36,38 @@ fn eight_threads_at_once() -> Result<()> {
         for (seed, results) in together.iter().enumerate().step_by(3) {
             assert!(*results == work(&device, seed as u64)?, "thread {seed} on {device:?}");
         }
+    }
+    Ok(())
+}
+
+/// Four threads, each of which has calls on their way for lines that take all of a GPU, without waiting for one.
+#[test]
+fn lines_that_take_a_whole_gpu_from_four_threads() -> Result<()> {
+    let shape = (1, (1 << 23) + 1);
+    if !within_cap(shape.1) {
+        return Ok(());
+    }
+    let work = |device: &Device, seed: u64| -> Result<()> {
+        let tensors = (0..2).map(|k| tensor(&normal(shape.1, 3.0, 2 * seed + k), shape, DType::BF16, device));
+        let tensors = tensors.collect::<Result<Vec<_>>>()?;
+        let found: Vec<_> = (0..10).map(|call| Op::Softmax.apply(&tensors[call % 2], 1)).collect::<Result<_>>()?;
+        for call in [0, 1, 8, 9] {
+            check_result(Op::Softmax, &tensors[call % 2], 1, &found[call])?;
+        }
+        Ok(())
+    };
+    for device in devices() {
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|seed| {
+                    scope.spawn({
+                        let device = &device;
+                        move || work(device, seed)
+                    })
+                })
+                .collect();
+            threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics"))
+        })?;
     }
     Ok(())
 }
