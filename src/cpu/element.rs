@@ -96,16 +96,20 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     }
 
     /// The same for results that take little: four vectors are there before one of them is written, as in
-    /// [`sum_seen`](super::lanes::sum_seen).
+    /// [`sum_seen`](super::lanes::sum_seen). Whether whole vectors go to aligned addresses is the caller's to say.
     ///
     /// # Safety
     /// As of [`write`](Self::write).
     #[inline(always)]
-    unsafe fn write_fours<S: Simd>(to: *mut Self, len: usize, f: impl Fn(usize, usize) -> Self::Lanes<S>) {
+    unsafe fn write_fours<S: Simd>(
+        to: *mut Self,
+        len: usize,
+        aligned: bool,
+        f: impl Fn(usize, usize) -> Self::Lanes<S>,
+    ) {
         let count = Self::Lanes::<S>::COUNT;
-        // Where whole vectors are aligned, as far as long lines have them so.
-        let head = if len >= ALIGN_FROM { to.align_offset(count * size_of::<Self>()) } else { 0 };
-        let mut i = if head < count { head } else { 0 };
+        let head = if aligned { to.align_offset(count * size_of::<Self>()) } else { 0 };
+        let mut i = if head < count { head.min(len) } else { 0 };
         // SAFETY of the block: what is written is within `len`.
         unsafe {
             if i > 0 {

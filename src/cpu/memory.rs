@@ -45,8 +45,7 @@ impl<'a, T> Elements<'a, T> {
         self.len
     }
 
-    #[cfg(target_os = "linux")]
-    fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
 }

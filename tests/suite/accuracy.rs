@@ -54,6 +54,22 @@ fn middle_lines() -> Result<()> {
     Ok(())
 }
 
+/// Results that leave the caches, and such that threads write side by side.
+#[test]
+fn many_megabytes() -> Result<()> {
+    for device in devices() {
+        for (shape, dim) in [((33_000, 128), 1), ((9000, 500), 1), ((60, 20_000), 0)] {
+            let count = shape.0 * shape.1;
+            if within_cap(count) {
+                let xs = tensor(&normal(count, 3.0, 8), shape, DType::F32, &device)?;
+                check(Op::Softmax, &xs, dim)?;
+                check(Op::LogSoftmax, &xs, dim)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn a_million() -> Result<()> {
     check_lines(1 << 20, &DTYPES, &Op::ALL, &["uniform", "wide", "rising slowly", "two levels"])

@@ -54,51 +54,67 @@ fn finite_differences() -> Result<()> {
     Ok(())
 }
 
+/// Both gradients along the second of three dimensions against the formula in f64.
+fn check_formula(shape: (usize, usize, usize), dtype: DType, device: &Device) -> Result<()> {
+    // Of the terms that the gradient is the difference of; and what the smallest numbers are rounded to, twice.
+    let (relative, absolute) = match dtype {
+        DType::F64 => (1e-14, 0.0),
+        DType::F32 => (1e-6, 1e-44),
+        DType::F16 => (2f64.powi(-9), 2f64.powi(-22)),
+        _ => (2f64.powi(-6), 1e-40),
+    };
+    let (outer, len, inner) = shape;
+    let count = outer * len * inner;
+    if !within_cap(count) {
+        return Ok(());
+    }
+    let xs = tensor(&normal(count, 2.0, 3), shape, dtype, device)?;
+    let weights = tensor(&normal(count, 1.0, 4), shape, dtype, device)?;
+    let (logits, w) = (values(&xs)?, values(&weights)?);
+    for op in [Op::Softmax, Op::LogSoftmax] {
+        let found = values(&gradient(op, &xs, 1, &weights)?)?;
+        for line in 0..outer * inner {
+            let offsets: Vec<usize> = (0..len).map(|j| line / inner * len * inner + j * inner + line % inner).collect();
+            let pick = |from: &[f64]| offsets.iter().map(|&i| from[i]).collect::<Vec<f64>>();
+            let exact = expected(op, &pick(&logits), &pick(&w));
+            for (found, (exact, size)) in pick(&found).iter().zip(exact) {
+                let bound = relative * size + absolute * (1.0 + size);
+                assert!((found - exact).abs() <= bound, "{op:?} {dtype:?} {shape:?}: {found} for {exact}");
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn formula_in_every_dtype() -> Result<()> {
     for device in devices() {
         for dtype in DTYPES {
-            // Of the terms that the gradient is the difference of; and what the smallest numbers are rounded to, twice.
-            let (relative, absolute) = match dtype {
-                DType::F64 => (1e-14, 0.0),
-                DType::F32 => (1e-6, 1e-44),
-                DType::F16 => (2f64.powi(-9), 2f64.powi(-22)),
-                _ => (2f64.powi(-6), 1e-40),
-            };
-            for (shape, dim) in [
-                ((300, 20, 1), 1),
-                ((5, 1000, 1), 1),
-                ((1200, 7, 1), 1),
-                ((700, 33, 1), 1),
-                ((150, 511, 1), 1),
-                ((40, 1021, 1), 1),
-                ((1, 70_000, 1), 1),
-                ((3, 50, 70), 1),
-                ((1, 40, 20_000), 1),
-                ((1, 200_000, 3), 1),
+            for shape in [
+                (300, 20, 1),
+                (5, 1000, 1),
+                (1200, 7, 1),
+                (700, 33, 1),
+                (150, 511, 1),
+                (40, 1021, 1),
+                (1, 70_000, 1),
+                (3, 50, 70),
+                (1, 40, 20_000),
+                (1, 200_000, 3),
             ] {
-                let (outer, len, inner): (usize, usize, usize) = shape;
-                let count = outer * len * inner;
-                if !within_cap(count) {
-                    continue;
-                }
-                let xs = tensor(&normal(count, 2.0, 3), shape, dtype, &device)?;
-                let weights = tensor(&normal(count, 1.0, 4), shape, dtype, &device)?;
-                let (logits, w) = (values(&xs)?, values(&weights)?);
-                for op in [Op::Softmax, Op::LogSoftmax] {
-                    let found = values(&gradient(op, &xs, dim, &weights)?)?;
-                    for line in 0..outer * inner {
-                        let offsets: Vec<usize> =
-                            (0..len).map(|j| line / inner * len * inner + j * inner + line % inner).collect();
-                        let pick = |from: &[f64]| offsets.iter().map(|&i| from[i]).collect::<Vec<f64>>();
-                        let exact = expected(op, &pick(&logits), &pick(&w));
-                        for (found, (exact, size)) in pick(&found).iter().zip(exact) {
-                            let bound = relative * size + absolute * (1.0 + size);
-                            assert!((found - exact).abs() <= bound, "{op:?} {dtype:?} {shape:?}: {found} for {exact}");
-                        }
-                    }
-                }
+                check_formula(shape, dtype, &device)?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// Gradients that leave the caches, and such that threads write side by side.
+#[test]
+fn many_megabytes() -> Result<()> {
+    for device in devices() {
+        for shape in [(33_000, 128, 1), (9000, 500, 1), (1, 60, 20_000)] {
+            check_formula(shape, DType::F32, &device)?;
         }
     }
     Ok(())
