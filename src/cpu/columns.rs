@@ -9,7 +9,7 @@ use super::rows::most_of;
 use super::{Element, Pass};
 use crate::lines::Lines;
 use crate::op::{Output, Schedule};
-use crate::state::{CompensatedSum, Number, Real, SoftmaxState};
+use crate::state::{CompensatedSum, Normalizer, Number, Real, SoftmaxState};
 use std::ops::Range;
 
 /// Lines in a strip: as wide as rows have to be for memory to be read at its full speed, and so narrow that the rows of a
@@ -478,6 +478,38 @@ pub(super) unsafe fn states<S: Simd, T: Element>(
     states.states
 }
 
+/// Whether the results of lines of `len` rows are made relative to references: where [`States::take`] may have left maxima at those of
+/// the first rows, what is above them would be rounded once relative to the reference and once, otherwise, to the maximum.
+pub(super) fn relative_to_reference<V: Lanes>(len: usize, output: Output) -> bool {
+    V::SATURATES && len > ROWS && output == Output::Probability
+}
+
+/// What results are relative to, and the sums relative to it: references, or maxima; line by line and a vector longer.
+#[inline(always)]
+pub(super) fn normalizers<V: Lanes>(states: &[SoftmaxState<V>], to_reference: bool) -> [Numbers<V::Real>; 2] {
+    let line = {
+        #[inline(always)]
+        |state: &SoftmaxState<V>| {
+            if to_reference {
+                Normalizer { max: state.reference(), sum: state.sum() }
+            } else {
+                state.finish()
+            }
+        }
+    };
+    let max = flat(
+        states,
+        #[inline(always)]
+        |state| line(state).max,
+    );
+    let sum = flat(
+        states,
+        #[inline(always)]
+        |state| line(state).sum,
+    );
+    [max, sum]
+}
+
 pub(super) struct Softmax<'a, T>(pub super::Forward<'a, T>);
 
 impl<T: Element> Softmax<'_, T> {
@@ -495,16 +527,8 @@ impl<T: Element> Softmax<'_, T> {
         // SAFETY of the block: each row is written before it is read; the rest by the caller's promise.
         unsafe {
             let states = states::<S, T>(src, &strip, len, self.0.schedule, false, Some(held));
-            let references = flat(
-                &states,
-                #[inline(always)]
-                |state| state.reference(),
-            );
-            let scale = flat(
-                &states,
-                #[inline(always)]
-                |state| T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE) / state.sum(),
-            );
+            let [references, mut scale] = normalizers(&states, true);
+            scale.iter_mut().for_each(|sum| *sum = T::Lanes::<S>::UNSCALE / *sum);
             let place = (len, strip.stride);
             let keep = None::<fn(usize) -> *const u8>;
             held::write::<S, T>(held, &[references, scale], T::Real::ONE, out, place, keep);
@@ -528,16 +552,8 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
     #[inline(always)]
     unsafe fn write(&self, unit: usize, range: Range<usize>, states: &Self::Reduced) {
         let strip = Strip::new(unit, self.0.lines);
-        let max = flat(
-            states,
-            #[inline(always)]
-            |state| state.finish().max,
-        );
-        let mut scale = flat(
-            states,
-            #[inline(always)]
-            |state| state.finish().sum,
-        );
+        let [max, mut scale] =
+            normalizers(states, relative_to_reference::<T::Lanes<S>>(self.0.lines.len, self.0.output));
         scale.iter_mut().for_each(|sum| *sum = self.0.output.scale::<T::Lanes<S>>(*sum));
         let one = T::Lanes::<S>::splat(T::Real::ONE);
         let (rows, stride) = (range.len(), strip.stride);
@@ -568,7 +584,7 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
                     #[inline(always)]
                     |j, i, count| {
                         let p = shifted(j, i, count).scaled_exp() * T::Lanes::<S>::load(scale.add(i));
-                        // What is above the maximum of the first rows may have come out a little over its sum.
+                        // The maximum alone may have come out a little over its sum.
                         if T::Lanes::<S>::SATURATES {
                             p.at_most(one)
                         } else {

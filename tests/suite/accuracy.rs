@@ -54,6 +54,33 @@ fn middle_lines() -> Result<()> {
     Ok(())
 }
 
+/// Many lines of which one element has nearly all: whatever exponentials are relative to, its probability is right. Also where the first
+/// elements are far below zero and later ones just below: there a difference is rounded most.
+#[test]
+fn lines_with_one_great_element() -> Result<()> {
+    for (len, inner) in [(17, 4000), (40, 2000), (121, 3000), (500, 400)] {
+        let count = len * inner;
+        if !within_cap(count) {
+            continue;
+        }
+        let wide = normal(count, 10.0, count as u64);
+        let low: Vec<f64> = wide.iter().map(|x| x - 20.0).collect();
+        let rising: Vec<f64> = (normal(count, 2.0, len as u64).iter().enumerate())
+            .map(|(i, x)| if i / inner < 16 { -9.0 - x.abs() } else { -0.75 - x.abs() })
+            .collect();
+        for values in [wide, low, rising] {
+            for device in devices() {
+                let columns = tensor(&values, (len, inner), DType::F32, &device)?;
+                check(Op::Softmax, &columns, 0)?;
+                check(Op::Softmax, &columns.t()?.contiguous()?, 1)?;
+                // Not more than one strip wide
+                check(Op::Softmax, &columns.reshape((len, inner / 8, 8))?.transpose(0, 1)?.contiguous()?, 1)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Results that leave the caches, and such that threads write side by side.
 #[test]
 fn many_megabytes() -> Result<()> {

@@ -581,6 +581,19 @@ fn strips_whose_maxima_grow() -> Result<()> {
     Ok(())
 }
 
+/// Strips of lines of which one element has nearly all, far above those that come first.
+#[test]
+fn strips_with_one_great_element() -> Result<()> {
+    for shape in [[500, 1, 17, 8], [20, 1, 121, 8], [1, 1, 40, 500]] {
+        let plain = Case { dim: 2, ..Case::new(make(&shape, 10.0, 14, DType::F32)?) };
+        let bias = Some(make(&[shape[2], shape[3]], 3.0, 15, DType::F32)?);
+        check(&plain)?;
+        check(&Case { bias, dropout: Some((0.3, 16)), ..plain.clone() })?;
+        check(&Case { mask: Some(mask(&shape, 17)?), scale: 0.7, ..plain })?;
+    }
+    Ok(())
+}
+
 /// Split over threads (and on the way there, through both passes again), in rows and in strips.
 #[test]
 fn long_lines() -> Result<()> {

@@ -458,7 +458,7 @@ impl<T: Element> Columns<'_, T> {
                                 let z = logit(&of, j, i, count);
                                 let exp = (z - T::Lanes::<S>::load(max.add(i))).scaled_exp();
                                 let result = exp * T::Lanes::<S>::load(scale.add(i));
-                                // As of softmax: above the maximum of the first rows.
+                                // As of softmax
                                 if T::Lanes::<S>::SATURATES {
                                     result.at_most(limit)
                                 } else {
@@ -566,8 +566,8 @@ impl<T: Element> Columns<'_, T> {
         states.states
     }
 
-    /// What is made of the logits of each line of a strip, as of [`Call::scales`]; a vector longer than it. Instead of maxima
-    /// references, if it is made of exponentials that were held.
+    /// What is made of the logits of each line of a strip, as of [`Call::scales`], relative to [references](columns::normalizers) or
+    /// maxima; a vector longer than it.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`.
@@ -575,7 +575,7 @@ impl<T: Element> Columns<'_, T> {
     unsafe fn scales<S: Simd>(
         side: &Side<T>,
         states: &[SoftmaxState<T::Lanes<S>>],
-        held: bool,
+        to_reference: bool,
     ) -> [Numbers<T::Real>; 2] {
         let mut states = states.to_vec();
         // SAFETY of the block: a row of sinks is of whole vectors; the rest by the caller's promise.
@@ -586,31 +586,7 @@ impl<T: Element> Columns<'_, T> {
                 }
             }
         }
-        let (mut shift, mut scale) = if held {
-            let references = flat(
-                &states,
-                #[inline(always)]
-                |state| state.reference(),
-            );
-            let sums = flat(
-                &states,
-                #[inline(always)]
-                |state| state.sum(),
-            );
-            (references, sums)
-        } else {
-            let sums = flat(
-                &states,
-                #[inline(always)]
-                |state| state.finish().sum,
-            );
-            let maxima = flat(
-                &states,
-                #[inline(always)]
-                |state| state.max(),
-            );
-            (maxima, sums)
-        };
+        let [mut shift, mut scale] = columns::normalizers(&states, to_reference);
         side.call.scale_each::<T::Lanes<S>>(&mut scale);
         let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
         for (state, at) in states.iter().zip((0..side.strip.width).step_by(T::Lanes::<S>::COUNT)) {
@@ -683,10 +659,13 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
         let side = Side::new(self.call, unit);
         // SAFETY of the block: there is room for each row; the rest by the caller's promise.
         unsafe {
-            let scales = Self::scales::<S>(&side, states, false);
             if let Some(out) = self.direct::<S>(&side) {
+                let len = self.call.geometry.lines.len;
+                let to_reference = columns::relative_to_reference::<T::Lanes<S>>(len, self.call.options.output);
+                let scales = Self::scales::<S>(&side, states, to_reference);
                 return self.directly::<S>(&side, range, Todo::Write(out, &scales));
             }
+            let scales = Self::scales::<S>(&side, states, false);
             let (mut memory, mut runs, mut kept) = (group_memory(), Vec::new(), [[0; ROW]; PER_COUNTER]);
             for first in range.clone().step_by(ROWS) {
                 let group = Group::new(first, ROWS.min(range.end - first), &mut memory);
