@@ -113,6 +113,11 @@ pub(super) unsafe fn write_rows<S: Simd, T: Element>(
     }
 }
 
+/// Groups of rows from the last to the first: what was read last is still in the second cache.
+pub(super) fn from_the_end(rows: usize, group: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..rows).step_by(group).rev().map(move |first| first..rows.min(first + group))
+}
+
 /// Writes a row of results, `result(start, count)`, but 0 where the byte at `keep` is 0.
 ///
 /// # Safety
@@ -444,8 +449,7 @@ pub(super) unsafe fn states<S: Simd, T: Element>(
             };
             match &mut held {
                 Some(held) => {
-                    let (to, pitch) = held.group(first);
-                    let hold = held::hold::<S, _>(to, pitch);
+                    let hold = held::hold::<S, _>(held.group(first));
                     let see = {
                         #[inline(always)]
                         move |row: usize, i: usize, count: usize, exp: T::Lanes<S>| {
@@ -557,7 +561,8 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
         scale.iter_mut().for_each(|sum| *sum = self.0.output.scale::<T::Lanes<S>>(*sum));
         let one = T::Lanes::<S>::splat(T::Real::ONE);
         let (rows, stride) = (range.len(), strip.stride);
-        let ahead = ahead_rows(strip.width, 2) * stride;
+        let group = ahead_rows(strip.width, 2);
+        let ahead = group * stride;
         let (start, len) = strip.span(&range);
         let (src, out): (*const T, *mut T) = (self.0.src.at(start, len), self.0.out.at(start, len));
         // SAFETY of the block: the elements are there, and `max` and `scale` are a vector longer than the row; the rest by the
@@ -568,38 +573,40 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
                 #[inline(always)]
                 move |j: usize, i: usize, count: usize| {
                     // Memory that is written is read first.
-                    S::prefetch(out.wrapping_add(j * stride + ahead + i));
-                    S::prefetch(src.wrapping_add(j * stride + ahead + i));
+                    S::prefetch(out.wrapping_add(j * stride + i).wrapping_sub(ahead));
+                    S::prefetch(src.wrapping_add(j * stride + i).wrapping_sub(ahead));
                     read::<S, T>(src, j * stride + i, count) - T::Lanes::<S>::load(max.add(i))
                 }
             };
             let scale = scale.as_ptr();
             // A loop of its own for each.
-            match self.0.output {
-                Output::Probability => write_rows::<S, T>(
-                    out,
-                    stride,
-                    strip.width,
-                    0..rows,
-                    #[inline(always)]
-                    |j, i, count| {
-                        let p = shifted(j, i, count).scaled_exp() * T::Lanes::<S>::load(scale.add(i));
-                        // The maximum alone may have come out a little over its sum.
-                        if T::Lanes::<S>::SATURATES {
-                            p.at_most(one)
-                        } else {
-                            p
-                        }
-                    },
-                ),
-                Output::LogProbability => write_rows::<S, T>(
-                    out,
-                    stride,
-                    strip.width,
-                    0..rows,
-                    #[inline(always)]
-                    |j, i, count| shifted(j, i, count) - T::Lanes::<S>::load(scale.add(i)),
-                ),
+            for rows in from_the_end(rows, group) {
+                match self.0.output {
+                    Output::Probability => write_rows::<S, T>(
+                        out,
+                        stride,
+                        strip.width,
+                        rows,
+                        #[inline(always)]
+                        |j, i, count| {
+                            let p = shifted(j, i, count).scaled_exp() * T::Lanes::<S>::load(scale.add(i));
+                            // The maximum alone may have come out a little over its sum.
+                            if T::Lanes::<S>::SATURATES {
+                                p.at_most(one)
+                            } else {
+                                p
+                            }
+                        },
+                    ),
+                    Output::LogProbability => write_rows::<S, T>(
+                        out,
+                        stride,
+                        strip.width,
+                        rows,
+                        #[inline(always)]
+                        |j, i, count| shifted(j, i, count) - T::Lanes::<S>::load(scale.add(i)),
+                    ),
+                }
             }
         }
     }

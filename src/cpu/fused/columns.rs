@@ -3,7 +3,7 @@
 use super::any::{Any, Last, Make, Part, Wide};
 use super::logits::{Call, Run, Steps};
 use crate::cpu::columns::{self, flat, States, Strip, ROWS, WIDTH};
-use crate::cpu::held::{self, Again, HeldStrip};
+use crate::cpu::held::{self, Again, HeldStrip, Room};
 use crate::cpu::lanes::{Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::{Elements, Numbers};
@@ -234,14 +234,16 @@ impl<T: Element> Columns<'_, T> {
             // softmax. Without branches: with one in the loop its constants leave the registers.
             let ahead = {
                 #[inline(always)]
-                move |of: &Origin<T>, j: usize, i: usize| S::prefetch(of.scores.wrapping_add(j * stride + i))
+                move |of: &Origin<T>, j: usize, i: usize| {
+                    S::prefetch(of.scores.wrapping_add(j.wrapping_mul(stride).wrapping_add(i)))
+                }
             };
             let bias_ahead = {
                 #[inline(always)]
                 move |of: &Origin<T>, j: usize, i: usize| {
                     ahead(of, j, i);
                     let (from, stride) = if bias && neighbours { (of.bias, bias_stride) } else { (of.scores, stride) };
-                    S::prefetch(from.wrapping_add(j * stride + i));
+                    S::prefetch(from.wrapping_add(j.wrapping_mul(stride).wrapping_add(i)));
                 }
             };
             match (cap, bias, mask) {
@@ -384,8 +386,8 @@ impl<T: Element> Columns<'_, T> {
                                     move |row: usize, i: usize, count: usize| logit(&of, first + row, i, count)
                                 };
                                 // A loop of its own for each.
-                                if let Some((to, pitch)) = held_at {
-                                    let hold = held::hold::<S, _>(to.add(segment.at), pitch);
+                                if let Some(room) = held_at {
+                                    let hold = held::hold::<S, _>(room.starting_at(segment.at));
                                     states.take(
                                         lines,
                                         group_rows,
@@ -412,7 +414,8 @@ impl<T: Element> Columns<'_, T> {
                             let group = Group::new(first, group_rows, &mut memory);
                             let z = group.row(0).add(segment.at);
                             // For nobody in place of the logits.
-                            let (to, pitch) = held_at.unwrap_or((group.row(0), ROW));
+                            let nowhere = Room { start: group.row(0), pitch: ROW, ahead: 0 };
+                            let room = held_at.unwrap_or(nowhere);
                             states.grow(
                                 lines.clone(),
                                 group.rows,
@@ -431,7 +434,7 @@ impl<T: Element> Columns<'_, T> {
                                     ahead(row, i);
                                     T::Lanes::<S>::load(z.add(row * ROW + i))
                                 },
-                                held::hold::<S, _>(to.add(segment.at), pitch),
+                                held::hold::<S, _>(room.starting_at(segment.at)),
                             );
                         }
                         if let Some(held) = &mut held {
@@ -453,8 +456,8 @@ impl<T: Element> Columns<'_, T> {
                             #[inline(always)]
                             move |j: usize, i: usize, count: usize| {
                                 // Memory that is written is read first.
-                                S::prefetch(out.wrapping_add(j * stride + ahead_out + i));
-                                ahead(&of, j + ahead_rows, i);
+                                S::prefetch(out.wrapping_add(j * stride + i).wrapping_sub(ahead_out));
+                                ahead(&of, j.wrapping_sub(ahead_rows), i);
                                 let z = logit(&of, j, i, count);
                                 let exp = (z - T::Lanes::<S>::load(max.add(i))).scaled_exp();
                                 let result = exp * T::Lanes::<S>::load(scale.add(i));
@@ -470,35 +473,35 @@ impl<T: Element> Columns<'_, T> {
                     if call.options.dropout.is_none() {
                         for (segment, &of) in side.segments.iter().zip(&origins) {
                             let result = result_of(segment, of);
-                            columns::write_rows::<S, T>(out.add(segment.at), stride, segment.len, 0..rows, result);
+                            for rows in columns::from_the_end(rows, ahead_rows) {
+                                columns::write_rows::<S, T>(out.add(segment.at), stride, segment.len, rows, result);
+                            }
                         }
                         return;
                     }
                     // Of two groups of rows: a CPU waits for bytes that it has only just written and reads in other portions.
                     let mut kept = [[[0; ROW]; PER_COUNTER]; 2];
-                    let mut first = 0;
-                    side.keep::<S>(range.start, &mut kept[range.start / PER_COUNTER % 2]);
-                    while first < rows {
-                        // Groups of rows whose dropout comes from the same counters.
-                        let row = range.start + first;
-                        let end = rows.min(first + PER_COUNTER - row % PER_COUNTER);
-                        let group = row / PER_COUNTER;
-                        if end < rows {
-                            side.keep::<S>(range.start + end, &mut kept[(group + 1) % 2]);
+                    let (first, last) = (range.start / PER_COUNTER, (range.end - 1) / PER_COUNTER);
+                    side.keep::<S>(range.end - 1, &mut kept[last % 2]);
+                    // Groups of rows whose dropout comes from the same counters, from the last on.
+                    for group in (first..=last).rev() {
+                        let rows = group * PER_COUNTER..(group + 1) * PER_COUNTER;
+                        if group > first {
+                            side.keep::<S>(rows.start - 1, &mut kept[(group - 1) % 2]);
                         }
                         for (segment, &of) in side.segments.iter().zip(&origins) {
                             let result = result_of(segment, of);
-                            for j in first..end {
+                            for row in rows.start.max(range.start)..rows.end.min(range.end) {
+                                let j = row - range.start;
                                 columns::write_kept::<S, T>(
                                     out.add(j * stride + segment.at),
                                     segment.len,
-                                    kept[group % 2][(range.start + j) % PER_COUNTER][segment.at..].as_ptr(),
+                                    kept[group % 2][row % PER_COUNTER][segment.at..].as_ptr(),
                                     #[inline(always)]
                                     |i, count| result(j, i, count),
                                 );
                             }
                         }
-                        first = end;
                     }
                 }
             }
