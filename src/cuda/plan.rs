@@ -521,7 +521,7 @@ fn register_backward(lines: Lines, size: usize, device: DeviceFacts) -> Option<P
     }
     let largest = largest_cluster(device);
     of_cluster.iter().find_map(|&(most, count)| {
-        let blocks = lines.len.div_ceil(count * MAX_REGISTER_BLOCK).next_power_of_two();
+        let blocks = cluster_blocks(lines, count);
         (blocks <= most.min(largest) && lines.count() <= MAX_GRID / blocks).then(|| Plan {
             cluster: blocks as u32,
             ..plan(
@@ -745,6 +745,12 @@ fn fused_ahead(lines: Lines, queries: usize, size: usize, resident: usize, devic
     }
 }
 
+/// The fewest blocks of a cluster whose threads have `count` elements each. Not one: a block that is launched without a cluster waits forever
+/// for what it sends itself.
+fn cluster_blocks(lines: Lines, count: usize) -> usize {
+    lines.len.div_ceil(count * MAX_REGISTER_BLOCK).next_power_of_two().max(2)
+}
+
 /// Elements of a thread in a fused cluster.
 fn fused_cluster_count(size: usize) -> usize {
     if size == 8 {
@@ -760,7 +766,7 @@ fn fused_cluster(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts
         return None;
     }
     let largest = largest_cluster(device);
-    let blocks = lines.len.div_ceil(count * MAX_REGISTER_BLOCK).next_power_of_two();
+    let blocks = cluster_blocks(lines, count);
     (blocks <= largest && lines.count() <= MAX_GRID / blocks).then(|| {
         let threads = lines.len.div_ceil(count * blocks).next_multiple_of(WARP);
         Plan { cluster: blocks as u32, ..plan(Kernel::FusedCluster, lines.count() * blocks, threads) }
@@ -1471,6 +1477,7 @@ mod tests {
                     }
                     Kernel::BackwardCluster { count } => {
                         assert!(count * block * cluster >= len && block <= 512 && grid == outer * cluster, "{what}");
+                        assert!(cluster > 1, "{what}");
                     }
                     _ => {}
                 }
@@ -1623,6 +1630,7 @@ mod tests {
                     }
                     Kernel::FusedCluster => {
                         let cluster = plan.cluster as usize;
+                        assert!(cluster > 1, "{what}");
                         assert!(fused_cluster_count(size) * block * cluster >= len, "{what}");
                         assert!(whole && !backward && grid == lines.count() * cluster, "{what}");
                     }
@@ -1721,7 +1729,8 @@ mod tests {
             }
             Kernel::Cluster { count, whole } => {
                 let threads = block * plan.cluster as usize;
-                assert!(count * threads >= room(lines, whole, elements, SECTOR_BYTES) && plan.cluster <= 16, "{what}");
+                assert!(count * threads >= room(lines, whole, elements, SECTOR_BYTES), "{what}");
+                assert!((2..=16).contains(&plan.cluster), "{what}");
                 assert!(grid == lines.count() * plan.cluster as usize && block <= 512 && plan.parameter >= 0, "{what}");
             }
             Kernel::Grid => {

@@ -120,6 +120,23 @@ fn many_megabytes() -> Result<()> {
     Ok(())
 }
 
+/// Lines of as many elements as one large block, two, and more would have.
+#[test]
+fn lines_of_few_blocks() -> Result<()> {
+    for device in devices() {
+        for (dtype, lengths) in [
+            (DType::F64, [4096, 4104, 6144, 8192, 8200]),
+            (DType::F32, [8192, 8200, 12_288, 16_384, 16_392]),
+            (DType::BF16, [16_384, 16_392, 24_576, 32_768, 32_776]),
+        ] {
+            for len in lengths {
+                check_formula((3, len, 1), dtype, &device)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn every_op_has_the_gradient_of_candles_composed_softmax() -> Result<()> {
     let xs = tensor(&normal(6 * 11 * 40, 2.0, 5), (6, 11, 40), DType::F64, &Device::Cpu)?;
