@@ -1,5 +1,6 @@
 //! Memory that threads read and fill together.
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut, Range};
@@ -10,6 +11,40 @@ const HUGE_PAGES_FROM: usize = 4 << 20;
 
 /// Bytes in a line of the cache, which come from memory together.
 pub(super) const CACHE_LINE: usize = 64;
+
+thread_local! {
+    static SCRATCH: Cell<Vec<CacheLine>> = const { Cell::new(Vec::new()) };
+}
+
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct CacheLine(#[expect(dead_code, reason = "only room")] MaybeUninit<[u8; CACHE_LINE]>);
+
+/// Memory that a thread works in, and keeps for the next time: an allocator may give it back to the system, and its pages' first use takes
+/// ten times as long as a line of 256000 elements.
+pub(super) struct Scratch(Vec<CacheLine>);
+
+impl Scratch {
+    /// What this thread has kept; nothing while it is in use already.
+    pub fn new() -> Self {
+        Self(SCRATCH.try_with(Cell::take).unwrap_or_default())
+    }
+
+    /// Room for `len` elements from the start of a line of the cache on, until more is asked for.
+    pub fn room<R>(&mut self, len: usize) -> *mut R {
+        const { assert!(align_of::<R>() <= CACHE_LINE) };
+        self.0.reserve((len * size_of::<R>()).div_ceil(CACHE_LINE));
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let memory = std::mem::take(&mut self.0);
+        // Nowhere to keep it where the thread ends.
+        let _ = SCRATCH.try_with(|kept| kept.set(memory));
+    }
+}
 
 /// A run of elements that several threads read, or write each its own part of. Input and output may be the same.
 #[derive(Clone, Copy)]

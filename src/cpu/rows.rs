@@ -3,7 +3,7 @@
 use super::element::Keep;
 use super::lanes::{each, fold, sum_of_long_terms, sum_seen, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
-use super::memory::{Elements, KeptLines, CACHE_LINE};
+use super::memory::{Elements, KeptLines, Scratch, CACHE_LINE};
 use super::{Element, Pass};
 use crate::op::{Output, Schedule};
 use crate::state::{root_of_rescaling, CompensatedSum, Normalizer, Number, Real, SoftmaxState};
@@ -18,10 +18,9 @@ pub(super) const MAX_BLOCK: usize = BLOCK_VECTORS * MAX_LANES;
 
 /// No line keeps more exponentials in the first cache rather than take them twice, …
 pub(super) const MAX_KEPT: usize = 4096;
-/// … longer ones where their results are to be, up to this length, at which they would leave the second cache …
-const KEPT_IN_OUTPUT: usize = 1 << 18;
-/// … or, if results are halves, aside, up to this length.
-const KEPT_ASIDE: usize = 1 << 15;
+/// … longer ones where their results are to be or, if results are halves, aside, up to this length, at which they leave the second cache:
+/// aside 151936 bf16s took 21 µs and 256000 39, taken twice 40 and 68 (Zen 5).
+pub(super) const MAX_KEPT_LONG: usize = 1 << 18;
 
 /// Where vectors are as long as lines of a cache, lines of more than this are kept where their results are to be already. 4096
 /// f32s took half the time then on an Emerald Rapids; with AVX2 it is 0.77 there and 1.35 on a Zen 3.
@@ -71,16 +70,23 @@ pub(super) const fn ahead<T>() -> usize {
     2048 / size_of::<T>()
 }
 
-/// The same where the result has this many bytes …
-const LEAVES_CACHES_FROM: usize = 16 << 20;
-/// … and comes from memory and goes there, which takes longer: 49152 × 128 f32s took one thread of a Zen 5 1.28 ms with 2 KB and 0.98
-/// with 8.
-fn ahead_in<T>(out: &Elements<T>) -> usize {
-    if out.bytes() < LEAVES_CACHES_FROM {
-        ahead::<T>()
-    } else {
+/// Whether a result of this size comes from memory and goes there.
+pub(super) fn leaves_caches<T>(out: &Elements<T>) -> bool {
+    out.bytes() >= 16 << 20
+}
+
+/// [`ahead`], or farther for what [leaves the caches](leaves_caches), which takes longer: 49152 × 128 f32s took one thread of a Zen 5
+/// 1.28 ms with 2 KB and 0.98 with 8.
+pub(super) const fn ahead_if<T>(leaves_caches: bool) -> usize {
+    if leaves_caches {
         4 * ahead::<T>()
+    } else {
+        ahead::<T>()
     }
+}
+
+pub(super) fn ahead_in<T>(out: &Elements<T>) -> usize {
+    ahead_if::<T>(leaves_caches(out))
 }
 
 /// How many blocks the memory system is to be ahead of the arithmetic.
@@ -213,6 +219,7 @@ impl<T: Element> Softmax<'_, T> {
         mut done: impl FnMut(usize, usize),
     ) -> SoftmaxState<T::Real> {
         let mut state = SoftmaxState::empty();
+        let ahead = ahead_in(&self.0.src).max(AHEAD_BLOCKS * BLOCK_VECTORS * T::Lanes::<S>::COUNT);
         // SAFETY of the block: as promised by the caller.
         unsafe {
             if self.0.schedule == Schedule::Safe {
@@ -230,7 +237,7 @@ impl<T: Element> Softmax<'_, T> {
                         xs,
                         len,
                         reference,
-                        AHEAD_BLOCKS * BLOCK_VECTORS * T::Lanes::<S>::COUNT,
+                        ahead,
                         #[inline(always)]
                         |i, count, exp| keep(start + i, count, reference, exp),
                     );
@@ -254,6 +261,7 @@ impl<T: Element> Softmax<'_, T> {
     unsafe fn finish<S: Simd>(&self, xs: *const T, out: *mut T, len: usize, line: Normalizer<T::Real>) {
         let max = T::Lanes::<S>::splat(line.max);
         let scale = T::Lanes::<S>::splat(self.0.output.scale::<T::Lanes<S>>(line.sum));
+        let ahead = ahead_in(&self.0.out);
         // SAFETY: as promised by the caller.
         unsafe {
             T::write::<S>(
@@ -261,7 +269,7 @@ impl<T: Element> Softmax<'_, T> {
                 len,
                 #[inline(always)]
                 |i, count| {
-                    S::prefetch(out.wrapping_add(i + ahead::<T>()));
+                    S::prefetch(out.wrapping_add(i + ahead));
                     self.0.output.of(T::read::<S>(xs.add(i), count, T::Real::ZERO) - max, scale)
                 },
             )
@@ -358,18 +366,19 @@ impl<T: Element> Softmax<'_, T> {
     /// A line that keeps its scaled exponentials in `kept`, each block's relative to the reference it had.
     ///
     /// # Safety
-    /// As of [`Pass::whole`], with `len` ≤ [`KEPT_IN_OUTPUT`] and `kept` valid for reads and writes of `len` elements, which
+    /// As of [`Pass::whole`], with `len` ≤ [`MAX_KEPT_LONG`] and `kept` valid for reads and writes of `len` elements, which
     /// may be those of the output.
     #[inline(always)]
     unsafe fn long<S: Simd>(&self, line: usize, len: usize, kept: *mut T::Real) {
         let block_len = BLOCK_VECTORS * T::Lanes::<S>::COUNT;
         let xs: *const T = self.0.src.at(line * len, len);
         let out = self.0.out.at(line * len, len);
-        let mut references = [T::Real::ZERO; KEPT_IN_OUTPUT / BLOCK_VECTORS / 4];
+        let mut references = [T::Real::ZERO; MAX_KEPT_LONG / BLOCK_VECTORS / 4];
         // What would take the place of the input waits: a block of it may be needed a second time.
         let over_input = T::Lanes::<S>::SATURATES && kept.cast_const().cast() == xs;
         let mut waiting = block::<T::Real>();
         let waiting = waiting.0.as_mut_ptr().cast::<T::Real>();
+        let ahead = ahead_in(&self.0.out);
         // SAFETY of the block: the elements are there; the rest by the caller's promise.
         unsafe {
             let state = self.state::<S>(
@@ -379,7 +388,7 @@ impl<T: Element> Softmax<'_, T> {
                 #[inline(always)]
                 |i, count, reference, exp| {
                     references[i / block_len] = reference;
-                    S::prefetch(kept.wrapping_add(i + ahead::<T::Real>()));
+                    S::prefetch(kept.wrapping_add(i + ahead));
                     exp.put(if over_input { waiting.add(i % block_len) } else { kept.add(i) }, count);
                 },
                 #[inline(always)]
@@ -400,7 +409,7 @@ impl<T: Element> Softmax<'_, T> {
                 len,
                 #[inline(always)]
                 |i, count| {
-                    S::prefetch(out.wrapping_add(i + ahead::<T>()));
+                    S::prefetch(out.wrapping_add(i + ahead));
                     // The maximum alone may have come out a little over its sum.
                     (T::Lanes::<S>::get(kept.add(i), count) * scale).at_most(one)
                 },
@@ -606,11 +615,10 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
     #[inline(always)]
     unsafe fn whole(&self, lines: Range<usize>, len: usize) {
         let keep = match (self.0.output, T::KEEP) {
-            (Output::Probability, Keep::InOutput) if len <= KEPT_IN_OUTPUT => Keep::InOutput,
-            (Output::Probability, Keep::Aside) if len <= KEPT_ASIDE => Keep::Aside,
+            (Output::Probability, keep) if len <= MAX_KEPT_LONG => keep,
             _ => Keep::Nowhere,
         };
-        let mut aside = Vec::<T::Real>::new();
+        let mut aside = Scratch::new();
         // SAFETY: as promised by the caller; what is kept aside has room for a line.
         unsafe {
             if len <= if keep == Keep::Nowhere { MAX_KEPT } else { most_kept::<S, T>() } {
@@ -623,10 +631,7 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
             for line in lines {
                 match keep {
                     Keep::InOutput => self.long::<S>(line, len, self.0.out.at(line * len, len).cast()),
-                    Keep::Aside => {
-                        aside.reserve(len);
-                        self.long::<S>(line, len, aside.as_mut_ptr())
-                    }
+                    Keep::Aside => self.long::<S>(line, len, aside.room(len)),
                     Keep::Nowhere => {
                         let state = Pass::<S>::reduce(self, line, 0..len);
                         Pass::<S>::write(self, line, 0..len, &state)
@@ -713,8 +718,8 @@ impl<T: Element> Backward<'_, T> {
         let (ys, gs): (*const T, *const T) = (self.0.y.at(start, elements), self.0.g.at(start, elements));
         let out = self.0.out.at(start, elements);
         let aligned = len >= ALIGN_GRADIENTS_FROM;
-        let leaves_caches = self.0.out.bytes() >= LEAVES_CACHES_FROM;
-        let ahead = (leaves_caches || len > FAR_APART).then(|| ahead_in(&self.0.out));
+        let leaves_caches = leaves_caches(&self.0.out);
+        let ahead = (leaves_caches || len > FAR_APART).then(|| ahead_if::<T>(leaves_caches));
         // SAFETY of the block: the elements are there; the rest by the caller's promise.
         unsafe {
             for start in (0..elements).step_by(len) {

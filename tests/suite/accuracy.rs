@@ -48,7 +48,7 @@ fn short_lines() -> Result<()> {
 
 #[test]
 fn middle_lines() -> Result<()> {
-    for len in [2047, 4096, 8191, 8193, 16_384, 32_768, 65_537, 100_003] {
+    for len in [2047, 4096, 8191, 8193, 16_384, 32_768, 65_537, 100_003, 262_144] {
         check_lines(len, &DTYPES, &Op::ALL, &[])?;
     }
     Ok(())

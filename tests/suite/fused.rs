@@ -594,6 +594,20 @@ fn strips_with_one_great_element() -> Result<()> {
     Ok(())
 }
 
+/// Lines that are held whole, of which several are in work at once, and some that are too long for it.
+#[test]
+fn lines_of_a_vocabulary() -> Result<()> {
+    for (lines, len) in [(3, 8200), (2, 16_384), (3, 50_257), (2, 128_256), (5, 262_144), (2, 262_150)] {
+        for dtype in [DType::F32, DType::BF16] {
+            let plain = Case { scale: 0.7, ..Case::new(make(&[lines, len], 3.0, 18, dtype)?) };
+            check(&plain)?;
+            check(&Case { softcap: Some(20.0), ..plain.clone() })?;
+            check(&Case { mask: Some(mask(&[len], 19)?), dropout: Some((0.2, 20)), ..plain })?;
+        }
+    }
+    Ok(())
+}
+
 /// Split over threads (and on the way there, through both passes again), in rows and in strips.
 #[test]
 fn long_lines() -> Result<()> {

@@ -4,7 +4,7 @@ use super::NAME;
 use crate::cpu::lanes::{Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::Elements;
-use crate::cpu::rows::ahead;
+use crate::cpu::rows::ahead_in;
 use crate::cpu::Element;
 use crate::lines::unsupported_dtype;
 use crate::op::Output;
@@ -54,10 +54,10 @@ impl<'a> Any<'a> {
 /// # Safety
 /// No other thread is using the elements.
 unsafe fn fill<S: Simd, T: Copy>(to: &Elements<T>, start: usize, len: usize, x: T) {
-    let to = to.at(start, len);
+    let (to, ahead) = (to.at(start, len), ahead_in(to));
     for first in (0..len).step_by(MAX_LANES) {
         // Memory that is written is read first.
-        S::prefetch(to.wrapping_add(first + ahead::<T>()));
+        S::prefetch(to.wrapping_add(first + ahead));
         // SAFETY: the elements are there.
         (first..len.min(first + MAX_LANES)).for_each(|i| unsafe { to.add(i).write(x) });
     }
@@ -126,10 +126,10 @@ impl<R: Real> Last<R> {
 /// As of [`Wide::load_any`].
 #[inline(always)]
 unsafe fn widen<S: Simd, T: Element>(from: &Elements<T>, start: usize, len: usize, to: *mut T::Real) {
-    let from = from.at(start, len).cast_const();
+    let (from, ahead) = (from.at(start, len).cast_const(), ahead_in(from));
     for i in (0..len).step_by(T::Lanes::<S>::COUNT) {
         let count = T::Lanes::<S>::COUNT.min(len - i);
-        S::prefetch(from.wrapping_add(i + ahead::<T>()));
+        S::prefetch(from.wrapping_add(i + ahead));
         // SAFETY: as promised by the caller.
         unsafe { T::read::<S>(from.add(i), count, T::Real::ZERO).put(to.add(i), count) }
     }
@@ -139,6 +139,7 @@ unsafe fn widen<S: Simd, T: Element>(from: &Elements<T>, start: usize, len: usiz
 /// As of [`Wide::store_any`].
 #[inline(always)]
 unsafe fn narrow<S: Simd, T: Element>(to: &Elements<T>, count: usize, mut part: impl FnMut(usize) -> Part<T::Real>) {
+    let ahead = ahead_in(to);
     for i in 0..count {
         let Part { start, len, from, last } = part(i);
         let to = to.at(start, len);
@@ -147,13 +148,13 @@ unsafe fn narrow<S: Simd, T: Element>(to: &Elements<T>, count: usize, mut part: 
             // A loop of its own for what is asked for most.
             match last {
                 Last { make: make @ Make::Scaled(..), keep: None } => {
-                    narrow_part::<S, T>(to, len, from, Last { make, keep: None })
+                    narrow_part::<S, T>(to, len, ahead, from, Last { make, keep: None })
                 }
                 Last { make: Make::OfEach(Output::Probability, max, scale), keep: None } => {
                     let make = Make::OfEach(Output::Probability, max, scale);
-                    narrow_part::<S, T>(to, len, from, Last { make, keep: None })
+                    narrow_part::<S, T>(to, len, ahead, from, Last { make, keep: None })
                 }
-                last => narrow_part::<S, T>(to, len, from, last),
+                last => narrow_part::<S, T>(to, len, ahead, from, last),
             }
         }
     }
@@ -162,7 +163,13 @@ unsafe fn narrow<S: Simd, T: Element>(to: &Elements<T>, count: usize, mut part: 
 /// # Safety
 /// As of [`Wide::store_any`].
 #[inline(always)]
-unsafe fn narrow_part<S: Simd, T: Element>(to: *mut T, len: usize, from: *const T::Real, last: Last<T::Real>) {
+unsafe fn narrow_part<S: Simd, T: Element>(
+    to: *mut T,
+    len: usize,
+    ahead: usize,
+    from: *const T::Real,
+    last: Last<T::Real>,
+) {
     // SAFETY: as promised by the caller.
     unsafe {
         T::write::<S>(
@@ -171,7 +178,7 @@ unsafe fn narrow_part<S: Simd, T: Element>(to: *mut T, len: usize, from: *const 
             #[inline(always)]
             |i, count| {
                 // Memory that is written is read first.
-                S::prefetch(to.wrapping_add(i + ahead::<T>()));
+                S::prefetch(to.wrapping_add(i + ahead));
                 last.of(i, T::Lanes::<S>::get(from.add(i), count))
             },
         )

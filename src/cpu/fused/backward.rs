@@ -10,7 +10,7 @@ use crate::cpu::lanes::{each, Lanes, Pack};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::Elements;
 use crate::cpu::random::{self, PER_COUNTER};
-use crate::cpu::rows::{ahead, block, blocks, sum_of, MAX_BLOCK};
+use crate::cpu::rows::{block, blocks, sum_of, MAX_BLOCK};
 use crate::cpu::{Element, Pass};
 use crate::state::{CompensatedSum, Normalizer, Number, Real, SoftmaxState, Weighted};
 use std::ops::Range;
@@ -98,12 +98,12 @@ impl<T: Element> Backward<'_, T> {
             };
             match T::of(&self.g) {
                 Some(from) => {
-                    let from = from.at(at, len).cast_const();
+                    let (from, ahead) = (from.at(at, len).cast_const(), self.call.ahead());
                     sum_of(
                         len,
                         #[inline(always)]
                         |i, count| {
-                            S::prefetch(from.wrapping_add(i + ahead::<T>()));
+                            S::prefetch(from.wrapping_add(i + ahead));
                             take(i, T::read::<S>(from.add(i), count, T::Real::ZERO))
                         },
                     )
@@ -165,13 +165,14 @@ impl<T: Element> Backward<'_, T> {
                 );
             };
             let (src, to) = (self.call.scores.at(at, len).cast_const(), scores.at(at, len));
+            let ahead = self.call.ahead();
             T::write::<S>(
                 to,
                 len,
                 #[inline(always)]
                 |i, count| {
                     // Memory that is written is read first.
-                    S::prefetch(to.wrapping_add(i + ahead::<T>()));
+                    S::prefetch(to.wrapping_add(i + ahead));
                     let gradient = of_logits(i, count) * scale;
                     let Some((inverse, _)) = self.call.cap else { return gradient };
                     let x = T::read::<S>(src.add(i), count, T::Real::ZERO);

@@ -4,7 +4,7 @@ use crate::cpu::lanes::{each, sum_of_long_terms, Lanes, Pack};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::Elements;
 use crate::cpu::random;
-use crate::cpu::rows::{ahead, FAR_APART, MAX_BLOCK};
+use crate::cpu::rows::{ahead_in, FAR_APART, MAX_BLOCK};
 use crate::cpu::statistics::one;
 use crate::cpu::Element;
 use crate::fused::{Around, Geometry, MaskedRows, Operand, Options, Place};
@@ -131,9 +131,14 @@ impl<T: Element> Call<'_, T> {
         neighbours && !narrow && !self.is_log()
     }
 
+    /// How many elements the memory system is to be ahead of them along the last dimension.
+    pub(super) fn ahead(&self) -> usize {
+        ahead_in(&self.scores)
+    }
+
     /// Those of a run along the last dimension.
     pub(super) fn steps_along(&self) -> Steps {
-        Steps { bias: self.geometry.bias_step, mask: self.geometry.mask_step, ahead: ahead::<T>() }
+        Steps { bias: self.geometry.bias_step, mask: self.geometry.mask_step, ahead: self.ahead() }
     }
 
     /// Elements `start..start + len` of a line along the last dimension.

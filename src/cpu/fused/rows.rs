@@ -3,17 +3,19 @@
 use super::any::{Any, Last, Make, Part, Wide};
 use super::logits::{exp_sum, keep_along, with_sink, Call, Run};
 use crate::cpu::element::Keep;
-use crate::cpu::lanes::{Lanes, Pack, MAX_LANES};
+use crate::cpu::lanes::{Lanes, Pack};
 use crate::cpu::level::Simd;
+use crate::cpu::memory::Scratch;
 use crate::cpu::random;
-use crate::cpu::rows::{block, blocks, most_kept, rescale, BLOCK_VECTORS, MAX_BLOCK};
+use crate::cpu::rows::{block, blocks, most_kept, rescale, BLOCK_VECTORS, MAX_BLOCK, MAX_KEPT_LONG};
 use crate::cpu::{Element, Pass};
 use crate::fused::{Place, Places};
 use crate::op::Output;
 use crate::state::{CompensatedSum, Normalizer, Number, Real, SoftmaxState};
 use std::ops::Range;
 
-/// Lines up to this length are held whole, so that logits and exponentials are taken once: they stay in the second cache.
+/// Lines up to this length are held whole, so that logits are made once: they stay in the second cache. Those of probabilities, which
+/// have exponentials taken once, too, up to [`MAX_KEPT_LONG`].
 pub(super) const HELD: usize = 1 << 15;
 /// Shorter ones are taken together, up to this many elements, so that they stay in the first cache: each step is done for
 /// all of them before the next, and no line waits for its own steps from a vector to one number.
@@ -93,7 +95,7 @@ impl<T: Element> Rows<'_, T> {
     /// each block's relative to the reference it had.
     ///
     /// # Safety
-    /// As of [`Pass::whole`], for probabilities of lines of up to [`HELD`] elements.
+    /// As of [`Pass::whole`], for probabilities.
     #[inline(always)]
     unsafe fn long<S: Simd>(&self, lines: Range<usize>, len: usize) {
         let call = &self.call;
@@ -174,14 +176,13 @@ pub(super) struct Line<F> {
 /// Room for numbers, where no vector lies in two cache lines.
 pub(super) struct Held<R> {
     pub(super) start: *mut R,
-    _memory: Vec<R>,
+    _memory: Scratch,
 }
 
 impl<R> Held<R> {
     pub(super) fn new(len: usize) -> Self {
-        let mut memory = Vec::with_capacity(len + MAX_LANES);
-        let start: *mut R = memory.as_mut_ptr();
-        Self { start: start.wrapping_add(start.align_offset(64).min(MAX_LANES)), _memory: memory }
+        let mut memory = Scratch::new();
+        Self { start: memory.room(len), _memory: memory }
     }
 }
 
@@ -295,14 +296,14 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
                 return unsafe { self.short::<S>(lines, len, out) };
             }
         }
+        // Those of f64 would not be exact enough where results are subnormal.
+        if len > TOGETHER && len <= MAX_KEPT_LONG && T::KEEP != Keep::Nowhere && !self.call.is_log() {
+            // SAFETY: as promised by the caller.
+            return unsafe { self.long::<S>(lines, len) };
+        }
         if len > HELD {
             // SAFETY: as promised by the caller.
             return unsafe { Pass::<S>::one_by_one(self, lines, len) };
-        }
-        // Those of f64 would not be exact enough where results are subnormal.
-        if len > TOGETHER && T::KEEP != Keep::Nowhere && !self.call.is_log() {
-            // SAFETY: as promised by the caller.
-            return unsafe { self.long::<S>(lines, len) };
         }
         let mut together = Together::new::<S>(&self.call, &lines, len);
         let mut kept = [0; random::room(MAX_BLOCK)];

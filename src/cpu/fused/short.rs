@@ -8,7 +8,8 @@ use crate::cpu::level::Simd;
 use crate::cpu::memory::{four_apart, three_apart, Elements, KeptLines};
 use crate::cpu::random;
 use crate::cpu::rows::{
-    ahead, sum_of_blocks, CacheLines, LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, SAMPLE_VECTORS,
+    ahead_if, leaves_caches, sum_of_blocks, CacheLines, LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE,
+    SAMPLE_VECTORS,
 };
 use crate::cpu::statistics::one;
 use crate::cpu::Element;
@@ -233,7 +234,7 @@ unsafe fn line_sum<S: Simd, T: Element>(
 }
 
 /// Σ exp(logit − reference) of a line whose logits are made on the way; the [scaled](Lanes::scaled_exp) exponentials are left at `z`.
-/// `meanwhile(start, count)` is called for each vector.
+/// `ask(start)` and `meanwhile(start, count)` are called for each vector, before and after its exponentials.
 ///
 /// # Safety
 /// The CPU has the instructions of `S`, the line is there, and at `z` is room for it up to a whole vector.
@@ -244,6 +245,7 @@ unsafe fn logits_sum<S: Simd, T: Element>(
     len: usize,
     reference: T::Real,
     z: *mut T::Real,
+    ask: impl Fn(usize),
     mut meanwhile: impl FnMut(usize, usize),
 ) -> T::Real {
     let reference = T::Lanes::<S>::splat(reference);
@@ -255,7 +257,7 @@ unsafe fn logits_sum<S: Simd, T: Element>(
                 len,
                 #[inline(always)]
                 |i, count| {
-                    S::prefetch(source.scores.wrapping_add(start + i + ahead::<T>()));
+                    ask(start + i);
                     (logit(source, start + i, count) - reference).scaled_exp()
                 },
                 #[inline(always)]
@@ -279,6 +281,7 @@ unsafe fn logits_sum<S: Simd, T: Element>(
 unsafe fn line_results<S: Simd, T: Element>(
     z: *const T::Real,
     to: *mut T,
+    ahead: usize,
     scale: T::Real,
     keep: Option<*const u8>,
 ) -> impl FnMut(usize, usize) {
@@ -292,7 +295,7 @@ unsafe fn line_results<S: Simd, T: Element>(
                 result = result.where_kept(keep.add(i), T::Real::ZERO);
             }
             // Memory that is written is read first.
-            S::prefetch(to.wrapping_add(i + ahead::<T>()));
+            S::prefetch(to.wrapping_add(i + ahead));
             T::put::<S>(result, to.add(i), count);
         }
     }
@@ -380,8 +383,6 @@ struct InTurns<R> {
     held: *mut R,
     room: usize,
     len: usize,
-    /// How many elements are asked for ahead of the sum.
-    ahead: usize,
 }
 
 impl<R: Real> InTurns<R> {
@@ -390,7 +391,7 @@ impl<R: Real> InTurns<R> {
         self.held.wrapping_add(line % IN_TURNS * self.room)
     }
 
-    /// [`line_sum`] relative to the maximum of a line whose scores these are.
+    /// [`line_sum`] relative to the maximum of a line.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`, and the logits of the line are there.
@@ -398,25 +399,13 @@ impl<R: Real> InTurns<R> {
     unsafe fn sum<S: Simd, T: Element<Real = R>>(
         &self,
         line: usize,
-        xs: *const T,
         max: R,
-        mut meanwhile: impl FnMut(usize, usize),
+        meanwhile: impl FnMut(usize, usize),
     ) -> T::Lanes<S> {
         // Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
         let reference = max.or_greater(R::LOWEST);
         // SAFETY: as promised by the caller.
-        unsafe {
-            line_sum::<S, T>(
-                self.held(line),
-                self.len,
-                reference,
-                #[inline(always)]
-                |i, count| {
-                    S::prefetch(xs.wrapping_add(self.ahead + i));
-                    meanwhile(i, count);
-                },
-            )
-        }
+        unsafe { line_sum::<S, T>(self.held(line), self.len, reference, meanwhile) }
     }
 }
 
@@ -443,9 +432,18 @@ impl<T: Element> Rows<'_, T> {
             };
             let read_bias = {
                 #[inline(always)]
-                move |of: &Source<T>, i: usize, count| {
-                    S::prefetch(of.bias.wrapping_add(i + ahead::<T>()));
-                    T::read::<S>(of.bias.add(i), count, T::Real::ZERO)
+                move |of: &Source<T>, i: usize, count| T::read::<S>(of.bias.add(i), count, T::Real::ZERO)
+            };
+            let ahead = {
+                #[inline(always)]
+                move |of: &Source<T>, i: usize| S::prefetch(of.scores.wrapping_add(i))
+            };
+            // Most biases have rows as the scores have them.
+            let bias_ahead = {
+                #[inline(always)]
+                move |of: &Source<T>, i: usize| {
+                    ahead(of, i);
+                    S::prefetch((if bias { of.bias } else { of.scores }).wrapping_add(i));
                 }
             };
             let shift = {
@@ -461,6 +459,7 @@ impl<T: Element> Rows<'_, T> {
                     lines,
                     len,
                     out,
+                    ahead,
                     #[inline(always)]
                     move |of, i, count| read(of, i, count).mul_add(scale, shift(of)),
                 ),
@@ -468,6 +467,7 @@ impl<T: Element> Rows<'_, T> {
                     lines,
                     len,
                     out,
+                    bias_ahead,
                     #[inline(always)]
                     move |of, i, count| read(of, i, count).mul_add(scale, read_bias(of, i, count)),
                 ),
@@ -475,6 +475,7 @@ impl<T: Element> Rows<'_, T> {
                     lines,
                     len,
                     out,
+                    ahead,
                     #[inline(always)]
                     move |of, i, count| {
                         let logit = read(of, i, count).mul_add(scale, shift(of));
@@ -485,6 +486,7 @@ impl<T: Element> Rows<'_, T> {
                     lines,
                     len,
                     out,
+                    ahead,
                     #[inline(always)]
                     move |of, i, count| within(of, i, read(of, i, count).mul_add(scale, shift(of))),
                 ),
@@ -492,6 +494,7 @@ impl<T: Element> Rows<'_, T> {
                     lines,
                     len,
                     out,
+                    ahead,
                     #[inline(always)]
                     move |of, i, count| (read(of, i, count) * inverse).tanh().mul_add(cap, shift(of)),
                 ),
@@ -499,6 +502,7 @@ impl<T: Element> Rows<'_, T> {
                     lines,
                     len,
                     out,
+                    bias_ahead,
                     #[inline(always)]
                     move |of, i, count| {
                         let bias = if bias { read_bias(of, i, count) } else { shift(of) };
@@ -520,7 +524,7 @@ impl<T: Element> Rows<'_, T> {
     }
 
     /// Short lines are taken in batches, longer ones one by one: of those a batch leaves too little of the first cache.
-    /// `logit(source, start, count)` makes a vector of logits.
+    /// `logit(source, start, count)` makes a vector of logits, and `ahead(source, start)` asks for what it is made from.
     ///
     /// # Safety
     /// As of [`short`](Self::short).
@@ -530,6 +534,7 @@ impl<T: Element> Rows<'_, T> {
         lines: Range<usize>,
         len: usize,
         out: Elements<T>,
+        ahead: impl Fn(&Source<T>, usize) + Copy,
         logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S> + Copy,
     ) {
         let logit = {
@@ -539,11 +544,16 @@ impl<T: Element> Rows<'_, T> {
         // SAFETY: as promised by the caller.
         unsafe {
             if len <= BATCH_LINE {
-                self.in_batches::<S>(lines, len, out, logit)
+                // A loop of its own for each: with a distance that is no constant lines of 64 f32s with a bias took 1.06 times as long.
+                if leaves_caches(&out) {
+                    self.in_batches::<S, true>(lines, len, out, ahead, logit)
+                } else {
+                    self.in_batches::<S, false>(lines, len, out, ahead, logit)
+                }
             } else if T::Lanes::<S>::SATURATES {
-                self.sampled::<S>(lines, len, out, logit)
+                self.sampled::<S>(lines, len, out, ahead, logit)
             } else {
-                self.in_turns::<S>(lines, len, out, logit)
+                self.in_turns::<S>(lines, len, out, ahead, logit)
             }
         }
     }
@@ -555,18 +565,19 @@ impl<T: Element> Rows<'_, T> {
     /// # Safety
     /// As of [`short`](Self::short).
     #[inline(never)]
-    unsafe fn in_batches<S: Simd>(
+    unsafe fn in_batches<S: Simd, const LEAVES_CACHES: bool>(
         &self,
         lines: Range<usize>,
         len: usize,
         out: Elements<T>,
+        ahead: impl Fn(&Source<T>, usize),
         logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
     ) {
         // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
         unsafe {
             S::enter(
                 #[inline(always)]
-                || self.in_batches_inside::<S>(lines, len, out, logit),
+                || self.in_batches_inside::<S, LEAVES_CACHES>(lines, len, out, ahead, logit),
             )
         }
     }
@@ -574,11 +585,12 @@ impl<T: Element> Rows<'_, T> {
     /// # Safety
     /// As of [`short`](Self::short).
     #[inline(always)]
-    unsafe fn in_batches_inside<S: Simd>(
+    unsafe fn in_batches_inside<S: Simd, const LEAVES_CACHES: bool>(
         &self,
         lines: Range<usize>,
         len: usize,
         out: Elements<T>,
+        ahead: impl Fn(&Source<T>, usize),
         logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
     ) {
         let none = T::Lanes::<S>::splat(T::Real::NEG_INFINITY);
@@ -586,7 +598,7 @@ impl<T: Element> Rows<'_, T> {
             (Batch::<S, T>::new(&self.call, len), Sources::new(&self.call, self.limits.as_deref(), lines.start, len));
         let (first, all) = (lines.start * len, lines.len() * len);
         let (scores, out) = (self.call.scores.at(first, all).cast_const(), out.at(first, all));
-        let (most, room, ahead) = (batch.most, batch.room, ahead::<T>());
+        let (most, room, distance) = (batch.most, batch.room, ahead_if::<T>(LEAVES_CACHES));
         let batch_room = three_apart::<T::Real>(most * room);
         let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; BATCHES]);
         assert!(IN_BATCHES * batch_room <= BATCHES);
@@ -619,7 +631,7 @@ impl<T: Element> Rows<'_, T> {
                         let source = sources.source(i, scores.add((read + i) * len));
                         let (keep, scale) = (keep(written + i), batch.scales[i]);
                         let to = out.add((written + i) * len);
-                        let mut write = line_results::<S, T>(z_written.add(i * room), to, scale, keep);
+                        let mut write = line_results::<S, T>(z_written.add(i * room), to, distance, scale, keep);
                         let (z, mut max) = (z_read.add(i * room), none);
                         batch.sums[i] = line_sum::<S, T>(
                             z_sum.add(i * room),
@@ -627,7 +639,7 @@ impl<T: Element> Rows<'_, T> {
                             batch.references[i],
                             #[inline(always)]
                             |i, count| {
-                                S::prefetch(source.scores.wrapping_add(i + ahead));
+                                ahead(&source, i + distance);
                                 let logit = logit(&source, i, count);
                                 max = logit.or_greater(max);
                                 logit.store(z.add(i));
@@ -662,10 +674,9 @@ impl<T: Element> Rows<'_, T> {
                     }
                     for i in 0..to_write {
                         let (keep, scale) = (keep(written + i), batch.scales[i]);
-                        each::<T::Lanes<S>>(
-                            0..len,
-                            line_results::<S, T>(z_written.add(i * room), out.add((written + i) * len), scale, keep),
-                        );
+                        let to = out.add((written + i) * len);
+                        let results = line_results::<S, T>(z_written.add(i * room), to, distance, scale, keep);
+                        each::<T::Lanes<S>>(0..len, results);
                     }
                 }
                 batch.summed();
@@ -729,13 +740,14 @@ impl<T: Element> Rows<'_, T> {
         lines: Range<usize>,
         len: usize,
         out: Elements<T>,
+        ahead: impl Fn(&Source<T>, usize),
         logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
     ) {
         // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
         unsafe {
             S::enter(
                 #[inline(always)]
-                || self.sampled_inside::<S>(lines, len, out, logit),
+                || self.sampled_inside::<S>(lines, len, out, ahead, logit),
             )
         }
     }
@@ -748,6 +760,7 @@ impl<T: Element> Rows<'_, T> {
         lines: Range<usize>,
         len: usize,
         out: Elements<T>,
+        ahead: impl Fn(&Source<T>, usize),
         logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
     ) {
         let (none, zero) = (T::Real::NEG_INFINITY, T::Real::ZERO);
@@ -768,12 +781,17 @@ impl<T: Element> Rows<'_, T> {
         let windows = self.call.options.window.map(|window| Windows::new(window, len));
         let mut last_sink = (usize::MAX, none);
         let sample = len.min(SAMPLE_VECTORS * T::Lanes::<S>::COUNT);
+        let distance = self.call.ahead();
         let mut scale = zero;
         // SAFETY of the block: the elements are there, and `held` has room for two lines; the rest by the caller's promise.
         unsafe {
             for line in 0..lines.len() {
                 let place = places.next();
                 let (source, sink) = self.turn::<S>(&place, len, steps, &windows, &mut last_sink);
+                let ask = {
+                    #[inline(always)]
+                    |i| ahead(&source, i + distance)
+                };
                 let first = self.call.keys(place.query, &(0..len)).start.min(len - sample);
                 let (scores, to) = input_and_output(line);
                 let (mut seen, mut before, z) = (first..first + sample, line.checked_sub(1), held.at(line, scores, to));
@@ -798,12 +816,12 @@ impl<T: Element> Rows<'_, T> {
                         // A loop of its own for each: asking in it takes a tenth of the time.
                         match keep {
                             None => {
-                                let results = line_results::<S, T>(z_before, to, scale, None);
-                                logits_sum::<S, T>(&source, &logit, len, reference, z, results)
+                                let results = line_results::<S, T>(z_before, to, distance, scale, None);
+                                logits_sum::<S, T>(&source, &logit, len, reference, z, ask, results)
                             }
                             keep => {
-                                let results = line_results::<S, T>(z_before, to, scale, keep);
-                                logits_sum::<S, T>(&source, &logit, len, reference, z, results)
+                                let results = line_results::<S, T>(z_before, to, distance, scale, keep);
+                                logits_sum::<S, T>(&source, &logit, len, reference, z, ask, results)
                             }
                         }
                     } else {
@@ -813,6 +831,7 @@ impl<T: Element> Rows<'_, T> {
                             len,
                             reference,
                             z,
+                            ask,
                             #[inline(always)]
                             |_, _| (),
                         )
@@ -830,7 +849,7 @@ impl<T: Element> Rows<'_, T> {
             if let Some(last) = lines.len().checked_sub(1) {
                 let keep = keep_along::<S, T>(&self.call, lines.start + last, 0, len, &mut kept);
                 let to = out.at((lines.start + last) * len, len);
-                let results = line_results::<S, T>(z_before, to, scale, keep);
+                let results = line_results::<S, T>(z_before, to, distance, scale, keep);
                 each::<T::Lanes<S>>(0..len, results);
             }
         }
@@ -847,13 +866,14 @@ impl<T: Element> Rows<'_, T> {
         lines: Range<usize>,
         len: usize,
         out: Elements<T>,
+        ahead: impl Fn(&Source<T>, usize),
         logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
     ) {
         // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
         unsafe {
             S::enter(
                 #[inline(always)]
-                || self.in_turns_inside::<S>(lines, len, out, logit),
+                || self.in_turns_inside::<S>(lines, len, out, ahead, logit),
             )
         }
     }
@@ -866,15 +886,16 @@ impl<T: Element> Rows<'_, T> {
         lines: Range<usize>,
         len: usize,
         out: Elements<T>,
+        ahead: impl Fn(&Source<T>, usize),
         logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
     ) {
         let (none, zero) = (T::Real::NEG_INFINITY, T::Real::ZERO);
         let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; IN_TURNS * MAX_BLOCK]);
+        let distance = self.call.ahead();
         let in_turns = InTurns {
             held: held.0.as_mut_ptr().cast::<T::Real>(),
             room: four_apart::<T::Real>(len.next_multiple_of(T::Lanes::<S>::COUNT)),
             len,
-            ahead: len + ahead::<T>(),
         };
         // Vectors that do not saturate have 8 lanes at most, and a block as many fewer elements.
         assert!(in_turns.room <= MAX_BLOCK);
@@ -885,7 +906,6 @@ impl<T: Element> Rows<'_, T> {
         let mut places = self.call.geometry.places(lines.start);
         let windows = self.call.options.window.map(|window| Windows::new(window, len));
         let mut last_sink = (usize::MAX, none);
-        let scores = |line: usize| self.call.scores.at((lines.start + line) * len, len).cast_const();
         // SAFETY of the block: the elements are there, `held` has room for the lines in work; the rest by the caller's promise.
         unsafe {
             // Of a line: the maximum of it and its sink, the sink, and the sum of both in a vector. When the results are written,
@@ -910,13 +930,13 @@ impl<T: Element> Rows<'_, T> {
                 let mut found = T::Lanes::<S>::splat(none);
                 let z = in_turns.held(step);
                 if let (Some((next, _)), Some(line), Some((written, to, scale, keep))) = (next, summed, written) {
-                    let mut write = line_results::<S, T>(in_turns.held(written), to, scale, keep);
+                    let mut write = line_results::<S, T>(in_turns.held(written), to, distance, scale, keep);
                     sum[line % IN_TURNS] = in_turns.sum::<S, T>(
                         line,
-                        scores(line),
                         max[line % IN_TURNS],
                         #[inline(always)]
                         |i, count| {
+                            ahead(&next, i + distance);
                             let logit = logit(&next, i, count);
                             logit.store(z.add(i));
                             found = logit.or_greater(found);
@@ -938,14 +958,14 @@ impl<T: Element> Rows<'_, T> {
                     if let Some(line) = summed {
                         sum[line % IN_TURNS] = in_turns.sum::<S, T>(
                             line,
-                            scores(line),
                             max[line % IN_TURNS],
                             #[inline(always)]
                             |_, _| (),
                         );
                     }
                     if let Some((line, to, scale, keep)) = written {
-                        each::<T::Lanes<S>>(0..len, line_results::<S, T>(in_turns.held(line), to, scale, keep));
+                        let results = line_results::<S, T>(in_turns.held(line), to, distance, scale, keep);
+                        each::<T::Lanes<S>>(0..len, results);
                     }
                 }
                 if let (Some(line), Some(_)) = (summed, self.call.sinks) {
