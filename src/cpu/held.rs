@@ -4,12 +4,13 @@ use super::columns::{ahead_rows, write_kept, write_rows, States, Strip, ROWS, WI
 use super::element::Keep;
 use super::lanes::{Lanes, Pack};
 use super::level::Simd;
-use super::memory::{line_of, to_line, Numbers};
+use super::memory::{line_of, Numbers, Scratch};
 use super::Element;
 use crate::state::{root_of_rescaling, Number, Real};
 
 /// A strip holds as many bytes at most, where its results are to be or aside, before they leave the second cache.
 const MAX_HELD: usize = 1 << 19;
+
 /// What it takes to make logits a second time.
 #[derive(Clone, Copy)]
 pub(super) enum Again {
@@ -36,8 +37,10 @@ pub(super) struct HeldStrip<V: Lanes> {
     moved: Vec<usize>,
     /// What they became, line by line in whole vectors.
     references: Vec<V::Real>,
-    /// All, or then those of a group; from the start of a line of the cache on.
-    aside: Vec<V::Real>,
+    /// All, or then those of a group.
+    aside: Scratch,
+    /// How many rows are aside.
+    rows_aside: usize,
 }
 
 impl<V: Lanes> HeldStrip<V> {
@@ -54,9 +57,10 @@ impl<V: Lanes> HeldStrip<V> {
             (Keep::InOutput, Again::SharedMemory) if V::SATURATES => (Keep::Aside, MAX_HELD / 2),
             (keep, _) => (keep, MAX_HELD),
         };
-        let room = match keep {
-            Keep::InOutput => 0,
-            Keep::Aside => Self::room_aside(len, width),
+        let rows_aside = match keep {
+            // Over the input
+            Keep::InOutput => States::<V>::group(),
+            Keep::Aside => len,
             Keep::Nowhere => return None,
         };
         if len <= ROWS || len > most / size_of::<V::Real>() / width {
@@ -71,37 +75,27 @@ impl<V: Lanes> HeldStrip<V> {
             width,
             moved,
             references,
-            aside: Vec::with_capacity(room),
+            aside: Scratch::new(),
+            rows_aside,
         })
     }
 
     /// Takes the next strip, which is at `src` and whose results are to be at `out`.
     pub fn begin<T: Element<Real = V::Real>>(&mut self, strip: &Strip, src: *const T, out: *mut T) {
-        (self.start, self.pitch, self.over_input) = match self.keep {
-            Keep::InOutput => (out.cast(), strip.stride, V::SATURATES && src == out),
-            Keep::Aside | Keep::Nowhere => (self.start_aside(), Self::pitch_aside(strip.width), false),
-        };
         self.width = strip.width;
+        self.over_input = self.keep == Keep::InOutput && V::SATURATES && src == out;
+        (self.start, self.pitch) = match self.keep {
+            Keep::InOutput => (out.cast(), strip.stride),
+            Keep::Aside | Keep::Nowhere => self.aside(),
+        };
         self.moved.clear();
         self.references.clear();
-        if self.over_input {
-            self.aside.reserve(Self::room_aside(States::<V>::group(), self.width));
-        }
     }
 
-    fn start_aside(&mut self) -> *mut V::Real {
-        let start = self.aside.as_mut_ptr();
-        start.wrapping_add(to_line(start))
-    }
-
-    /// How many elements are to be there for so many rows.
-    fn room_aside(rows: usize, width: usize) -> usize {
-        rows * Self::pitch_aside(width) + line_of::<V::Real>()
-    }
-
-    /// How far apart rows of so many lines are aside.
-    fn pitch_aside(width: usize) -> usize {
-        width.next_multiple_of(line_of::<V::Real>())
+    /// Where the first row is aside, and how far apart rows are there.
+    fn aside(&mut self) -> (*mut V::Real, usize) {
+        let pitch = self.width.next_multiple_of(line_of::<V::Real>());
+        (self.aside.room(self.rows_aside * pitch), pitch)
     }
 
     /// Where the exponentials of a row are, as many as there are lines.
@@ -113,11 +107,7 @@ impl<V: Lanes> HeldStrip<V> {
     /// Where the exponentials of the group that starts with this row are to be.
     #[inline(always)]
     pub fn group(&mut self, first: usize) -> Room<V::Real> {
-        let (start, pitch) = if self.over_input {
-            (self.start_aside(), Self::pitch_aside(self.width))
-        } else {
-            (self.row(first), self.pitch)
-        };
+        let (start, pitch) = if self.over_input { self.aside() } else { (self.row(first), self.pitch) };
         Room { start, pitch, ahead: ahead_rows(self.width, 2) * pitch }
     }
 

@@ -12,13 +12,16 @@ const HUGE_PAGES_FROM: usize = 4 << 20;
 /// Bytes in a line of the cache, which come from memory together.
 pub(super) const CACHE_LINE: usize = 64;
 
+/// Aligned so that no vector in it lies in two cache lines.
+#[repr(align(64))]
+pub(super) struct CacheLines<T>(pub T);
+
+/// Room for one.
+type CacheLine = CacheLines<MaybeUninit<[u8; CACHE_LINE]>>;
+
 thread_local! {
     static SCRATCH: Cell<Vec<CacheLine>> = const { Cell::new(Vec::new()) };
 }
-
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct CacheLine(#[expect(dead_code, reason = "only room")] MaybeUninit<[u8; CACHE_LINE]>);
 
 /// Memory that a thread works in, and keeps for the next time: an allocator may give it back to the system, and its pages' first use takes
 /// ten times as long as a line of 256000 elements.

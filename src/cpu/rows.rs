@@ -3,7 +3,7 @@
 use super::element::Keep;
 use super::lanes::{each, fold, sum_of_long_terms, sum_seen, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
-use super::memory::{Elements, KeptLines, Scratch, CACHE_LINE};
+use super::memory::{CacheLines, Elements, KeptLines, Scratch, CACHE_LINE};
 use super::{Element, Pass};
 use crate::op::{Output, Schedule};
 use crate::state::{root_of_rescaling, CompensatedSum, Normalizer, Number, Real, SoftmaxState};
@@ -173,10 +173,6 @@ pub(super) unsafe fn exp_sum<S: Simd, T: Element>(
     );
     sum.sum_across() * T::Lanes::<S>::UNSCALE
 }
-
-/// Aligned so that no vector in it lies in two cache lines.
-#[repr(align(64))]
-pub(super) struct CacheLines<T>(pub T);
 
 /// Room for a block.
 type Block<R> = CacheLines<[MaybeUninit<R>; MAX_BLOCK]>;
@@ -618,7 +614,6 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
             (Output::Probability, keep) if len <= MAX_KEPT_LONG => keep,
             _ => Keep::Nowhere,
         };
-        let mut aside = Scratch::new();
         // SAFETY: as promised by the caller; what is kept aside has room for a line.
         unsafe {
             if len <= if keep == Keep::Nowhere { MAX_KEPT } else { most_kept::<S, T>() } {
@@ -628,6 +623,7 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
                     Output::LogProbability => self.short::<S>(lines, len, Output::LogProbability),
                 };
             }
+            let mut aside = Scratch::new();
             for line in lines {
                 match keep {
                     Keep::InOutput => self.long::<S>(line, len, self.0.out.at(line * len, len).cast()),

@@ -2,8 +2,9 @@
 
 use super::lanes::{each, Lanes, Pack, MAX_LANES};
 use super::level::{Level, Simd, Task};
+use super::memory::CacheLines;
 use super::memory::{filled, Elements};
-use super::rows::{ahead, CacheLines};
+use super::rows::ahead;
 use super::statistics::one;
 use super::{threads, Element, PART, SERIAL, TRADED};
 use crate::lines::Lines;

@@ -5,11 +5,10 @@ use super::logits::{first_lanes, keep_along, Call, Steps};
 use super::rows::Rows;
 use crate::cpu::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
-use crate::cpu::memory::{four_apart, three_apart, Elements, KeptLines};
+use crate::cpu::memory::{four_apart, three_apart, CacheLines, Elements, KeptLines};
 use crate::cpu::random;
 use crate::cpu::rows::{
-    ahead_if, leaves_caches, sum_of_blocks, CacheLines, LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE,
-    SAMPLE_VECTORS,
+    ahead_if, leaves_caches, sum_of_blocks, LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, SAMPLE_VECTORS,
 };
 use crate::cpu::statistics::one;
 use crate::cpu::Element;
