@@ -11,6 +11,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// As many as `F32` has lanes: f16s or bf16s in memory.
     type U16: Pack<Item = u16>;
     type Words: Words;
+    /// The level of vectors half as long, if there are.
+    type Half: Simd;
 
     fn f16_to_f32(x: Self::U16) -> Self::F32;
     fn f32_to_f16(x: Self::F32) -> Self::U16;
@@ -36,6 +38,7 @@ impl Simd for Portable {
     type F64 = Array<f64, 4>;
     type U16 = Array<u16, 8>;
     type Words = [u64; 8];
+    type Half = Self;
 
     #[inline(always)]
     fn f16_to_f32(x: Self::U16) -> Self::F32 {

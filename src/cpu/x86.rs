@@ -654,6 +654,7 @@ impl Simd for Avx2 {
     type F64 = F64x4;
     type U16 = U16x8;
     type Words = U64x4x2;
+    type Half = Self;
 
     #[inline(always)]
     fn f16_to_f32(x: U16x8) -> F32x8 {
@@ -702,6 +703,7 @@ impl Simd for Avx512 {
     type F64 = F64x8;
     type U16 = U16x16;
     type Words = U64x8;
+    type Half = Avx2;
 
     #[inline(always)]
     fn f16_to_f32(x: U16x16) -> F32x16 {

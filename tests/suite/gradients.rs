@@ -120,6 +120,19 @@ fn many_megabytes() -> Result<()> {
     Ok(())
 }
 
+/// Every length of up to nine of the longest vectors of f32s.
+#[test]
+fn lines_of_few_vectors() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            for len in 1..=144 {
+                check_formula((3, len, 1), dtype, &device)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Lines of as many elements as one large block, two, and more would have.
 #[test]
 fn lines_of_few_blocks() -> Result<()> {
