@@ -73,6 +73,7 @@ impl Key {
             Kernel::Block { count, whole } => format!("{}_{count}", packed("block", whole)),
             Kernel::Cluster { count, whole } => format!("{}_{count}", packed("cluster", whole)),
             Kernel::Grid => "grid_softmax".into(),
+            Kernel::Shared { aligned } => format!("shared{}_{log}softmax", if aligned { "" } else { "_shifted" }),
             Kernel::SplitStates { whole } => format!("split{}_states", if whole { "" } else { "_any" }),
             Kernel::SplitApply { whole } => packed("split", whole),
             Kernel::Column { columns, rows, whole } => format!("{}_{columns}x{rows}", packed("column", whole)),
@@ -200,7 +201,7 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
         let wide = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         function.set_attribute(wide, 1).w()?;
     }
-    if let Kernel::Strip(_) | Kernel::Grid = key.kernel {
+    if let Kernel::Strip(_) | Kernel::Grid | Kernel::Shared { .. } = key.kernel {
         let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         function.set_attribute(most, facts.shared_bytes as i32).w()?;
     }
@@ -327,6 +328,8 @@ mod tests {
                     Kernel::Column { columns: 2, rows: 16, whole: any },
                     Kernel::Column { columns: 2, rows: 32, whole: any },
                     Kernel::Grid,
+                    Kernel::Shared { aligned: true },
+                    Kernel::Shared { aligned: false },
                     Kernel::Strip(Strips::Narrow),
                     Kernel::Strip(Strips::Wide),
                     Kernel::Strip(Strips::Any),

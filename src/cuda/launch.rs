@@ -212,6 +212,7 @@ pub(super) fn softmax<T: CudaElement>(
                 Kernel::SafeRows | Kernel::SafeShortRows | Kernel::OnlineRows | Kernel::OnlineShortRows => {
                     tensors.push(count).push(len).push(log)
                 }
+                Kernel::Shared { .. } => tensors.push(count).push(len),
                 _ => tensors.push(count).push(len).push(inner).push(log),
             };
             unsafe { launch(&stream, key(kernel), device, plan, arguments) }

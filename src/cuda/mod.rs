@@ -101,7 +101,7 @@ pub(crate) fn kernel_name(op: &SoftmaxOp, xs: &Tensor, device: &CudaDevice) -> R
     let size = xs.dtype().size_in_bytes();
     let start = xs.layout().start_offset() * size;
     let elements = Elements { size, input_alignment: alignment(start as u64), output_alignment: 128 };
-    Ok(format!("{:?}", plan::softmax(lines, op.schedule, elements, functions::facts(device)?).kernel))
+    Ok(format!("{:?}", plan::softmax(lines, op.schedule, op.output, elements, functions::facts(device)?).kernel))
 }
 
 fn write<T: CudaElement>(
@@ -130,7 +130,7 @@ fn launch<T: CudaElement>(
         input_alignment: x.as_ref().map_or(output_alignment, |x| alignment(x.device_ptr(&stream).0)),
         output_alignment,
     };
-    let plan = plan::softmax(lines, op.schedule, elements, functions::facts(device)?);
+    let plan = plan::softmax(lines, op.schedule, op.output, elements, functions::facts(device)?);
     launch::softmax(device, x, out, lines, plan, op.output)
 }
 

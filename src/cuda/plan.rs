@@ -5,7 +5,7 @@
 //! over geometries. `benches/results` has the figures of what was chosen.
 
 use crate::lines::Lines;
-use crate::op::Schedule;
+use crate::op::{Output, Schedule};
 
 /// What of a device a plan depends on.
 #[derive(Clone, Copy, Debug)]
@@ -38,19 +38,21 @@ pub(crate) enum Family {
     Register,
     Cluster,
     Grid,
+    Shared,
     Split,
     Column,
     Strip,
 }
 
 impl Family {
-    pub const ALL: [(&'static str, Self); 9] = [
+    pub const ALL: [(&'static str, Self); 10] = [
         ("online", Self::Online),
         ("reduce", Self::Reduce),
         ("tile", Self::Tile),
         ("register", Self::Register),
         ("cluster", Self::Cluster),
         ("grid", Self::Grid),
+        ("shared", Self::Shared),
         ("split", Self::Split),
         ("column", Self::Column),
         ("strip", Self::Strip),
@@ -89,6 +91,11 @@ pub(crate) enum Kernel {
     },
     /// The line in the shared memory and registers of many multiprocessors at once.
     Grid,
+    /// The line in the shared memory of two blocks, each of which has a multiprocessor to itself. `aligned`: lines begin at
+    /// multiples of 16 bytes of the input, too.
+    Shared {
+        aligned: bool,
+    },
     /// A line split over many blocks: the states of the parts, then the result.
     SplitStates {
         whole: bool,
@@ -235,6 +242,7 @@ impl Kernel {
                 | Kernel::BackwardCluster { .. }
                 | Kernel::FusedCluster
                 | Kernel::Grid
+                | Kernel::Shared { .. }
                 | Kernel::Strip(_)
         )
     }
@@ -364,6 +372,19 @@ const GRID_BYTES: usize = 16 << 20;
 /// 64 x 256000 21.1 and 22.3; 64 x 151936 13.5 and 12.9.
 const PAIR_BYTES: usize = 384 << 10;
 
+/// As `kernels/shared_softmax.cuh` has it: threads of a block, the blocks of a line, what they tell each other in shared memory (a state
+/// for each warp and block, 24 + 3 barriers), and the bytes of a line that a block holds, …
+const SHARED_BLOCK: usize = 640;
+const SHARED_BLOCKS: usize = 2;
+const SHARED_TOLD: usize = (SHARED_BLOCKS * (SHARED_BLOCK / WARP + 1) + 24 + 3) * 8;
+const MOST_SHARED: usize = 224 << 10;
+/// … no fewer than these. 64 x 151936 bf16 9.2 us, in clusters 11.1; 64 x 32768 3.7, a block for each line 4.7; 64 x 202048 13.3, by
+/// `grid_softmax` 15.9; at an offset of one element 64 x 151936 10.4, in clusters 12.4. What it takes hardly depends on how many lines there
+/// are, so that it has to have nine tenths of the multiprocessors: 64 x 128256 8.1 us, and in clusters 64 lines 8.4, 60 8.2, 56 7.1.
+const LEAST_SHARED: usize = 32 << 10;
+/// Logarithms take clusters only one exponential for each element: 64 x 128256 7.7 us, so 8.3; 64 x 151936 10.1 and 9.4.
+const LEAST_SHARED_LOG: usize = 288 << 10;
+
 /// Split lines: blocks of this many threads, two to a multiprocessor: 1.44 / 1.34, four of half the threads 1.48 / 1.41
 /// (1 x 16777216).
 const SPLIT_BLOCK: usize = 512;
@@ -416,7 +437,13 @@ const LOSS_BLOCK: usize = 256;
 const SHORT_TOP_K: usize = 1024;
 
 /// The kernel for softmax, with the schedule given or left to choose.
-pub(crate) fn softmax(lines: Lines, schedule: Option<Schedule>, elements: Elements, device: DeviceFacts) -> Plan {
+pub(crate) fn softmax(
+    lines: Lines,
+    schedule: Option<Schedule>,
+    output: Output,
+    elements: Elements,
+    device: DeviceFacts,
+) -> Plan {
     let rows = lines.inner == 1;
     match schedule {
         Some(Schedule::Safe) => {
@@ -428,7 +455,7 @@ pub(crate) fn softmax(lines: Lines, schedule: Option<Schedule>, elements: Elemen
         Some(Schedule::Reduce) => block_per_line(Kernel::Reduce, lines),
         None => {
             let forced = device.forced.and_then(|family| of_family(family, lines, elements, device));
-            forced.unwrap_or_else(|| chosen(lines, elements, device))
+            forced.unwrap_or_else(|| chosen(lines, output, elements, device))
         }
     }
 }
@@ -826,7 +853,13 @@ pub(crate) fn top_k(lines: Lines) -> Plan {
     }
 }
 
-fn chosen(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
+fn chosen(lines: Lines, output: Output, elements: Elements, device: DeviceFacts) -> Plan {
+    let full = |plan: &Plan| 10 * plan.grid.0 as usize >= 9 * device.multiprocessors;
+    if output == Output::Probability || lines.len.saturating_mul(elements.size) >= LEAST_SHARED_LOG {
+        if let Some(plan) = shared(lines, elements, device).filter(full) {
+            return plan;
+        }
+    }
     let best_first: &[Family] = if lines.inner == 1 {
         let few = lines.count() < 2 * device.multiprocessors && lines.len * elements.size >= SPLIT_BYTES;
         match few {
@@ -858,6 +891,7 @@ fn of_family(family: Family, lines: Lines, elements: Elements, device: DeviceFac
         Family::Register => register(lines, elements, device),
         Family::Cluster => cluster(lines, elements, device),
         Family::Grid => grid(lines, elements, device),
+        Family::Shared => shared(lines, elements, device),
         Family::Split => split(lines, elements, device),
         Family::Column => column(lines, elements, device),
         Family::Strip => strip(lines, elements, device),
@@ -1088,6 +1122,28 @@ fn grid(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
     })
 }
 
+/// Lines of half precision that pairs of multiprocessors hold, all at once.
+fn shared(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
+    let bytes = lines.len.saturating_mul(elements.size);
+    // Of a block
+    let part = (bytes / PACK_BYTES).div_ceil(SHARED_BLOCKS) * PACK_BYTES;
+    let possible = device.compute_capability >= 90
+        && device.shared_bytes >= MOST_SHARED + PACK_BYTES + SHARED_TOLD
+        && lines.inner == 1
+        && elements.size == 2
+        && bytes.is_multiple_of(PACK_BYTES)
+        && elements.output_alignment.is_multiple_of(PACK_BYTES)
+        && (LEAST_SHARED..=MOST_SHARED).contains(&part)
+        && lines.count() <= device.multiprocessors / SHARED_BLOCKS;
+    let aligned = elements.input_alignment.is_multiple_of(PACK_BYTES);
+    possible.then(|| Plan {
+        cluster: SHARED_BLOCKS as u32,
+        // One pack more of a shifted input
+        shared_bytes: (part + PACK_BYTES + SHARED_TOLD) as u32,
+        ..plan(Kernel::Shared { aligned }, lines.count() * SHARED_BLOCKS, SHARED_BLOCK)
+    })
+}
+
 fn split(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
     let whole = whole_packs(lines, elements);
     // As `kernels/split_softmax.cuh` has it
@@ -1224,6 +1280,7 @@ fn strip_of(strips: Strips, lines: Lines, elements: Elements, device: DeviceFact
     // Threads work as long on a few rows as on all that they have room for.
     let fits = lines.inner * elements.size >= bytes && 2 * lines.len >= most_rows;
     let rounds = |&blocks: &usize| count.div_ceil(at_once(blocks).max(1));
+    // Of as many rounds the fewest blocks: (4096, 4096) dim 0 bf16 in three of clusters of eight 22.2 us, of nine 28.3.
     let enough = (1..=largest).filter(|&blocks| rows(blocks) <= most_rows);
     let blocks = enough.min_by_key(rounds).filter(|_| fits && count < MAX_GRID / WIDE_CLUSTER)?;
     let columns = bytes / elements.size;
@@ -1253,6 +1310,10 @@ mod tests {
         Lines { outer, len, inner }
     }
 
+    fn softmax(lines: Lines, schedule: Option<Schedule>, elements: Elements, device: DeviceFacts) -> Plan {
+        super::softmax(lines, schedule, Output::Probability, elements, device)
+    }
+
     #[test]
     fn chosen_kernels() {
         let warp = |count| Kernel::Warp { count, whole: true };
@@ -1275,8 +1336,13 @@ mod tests {
             (lines(1024, 32_768, 1), F32, cluster(64), Kernel::Reduce),
             (lines(1024, 32_768, 1), BF16, block(64), block(64)),
             (lines(4096, 128_256, 1), BF16, cluster(128), Kernel::Reduce),
-            (lines(64, 151_936, 1), BF16, cluster(64), split),
-            (lines(64, 202_048, 1), BF16, Kernel::Grid, split),
+            (lines(64, 151_936, 1), BF16, Kernel::Shared { aligned: true }, split),
+            (lines(66, 32_768, 1), BF16, Kernel::Shared { aligned: true }, block(64)),
+            (lines(67, 128_256, 1), BF16, cluster(64), split),
+            (lines(59, 128_256, 1), BF16, cluster(64), split),
+            (lines(64, 128_257, 1), BF16, Kernel::Cluster { count: 64, whole: false }, any_split),
+            (lines(64, 202_048, 1), BF16, Kernel::Shared { aligned: true }, split),
+            (lines(64, 202_047, 1), BF16, Kernel::Grid, any_split),
             (lines(64, 202_048, 1), F32, cluster(64), split),
             (lines(40, 202_048, 1), BF16, cluster(64), split),
             (lines(1, 151_936, 1), F32, cluster(64), split),
@@ -1341,6 +1407,17 @@ mod tests {
     }
 
     #[test]
+    fn logarithms_of_a_vocabulary() {
+        let kernel = |output, len| super::softmax(lines(64, len, 1), None, output, BF16, HOPPER).kernel;
+        for (len, log) in
+            [(128_256, Kernel::Cluster { count: 64, whole: true }), (151_936, Kernel::Shared { aligned: true })]
+        {
+            assert_eq!(kernel(Output::Probability, len), Kernel::Shared { aligned: true });
+            assert_eq!(kernel(Output::LogProbability, len), log);
+        }
+    }
+
+    #[test]
     fn lines_that_fill_a_gpu_once() {
         let input = Elements { input_alignment: 2, ..BF16 };
         let block = |outer, len, elements, device| softmax(lines(outer, len, 1), None, elements, device).block;
@@ -1360,9 +1437,10 @@ mod tests {
             let plan = softmax(lines(outer, len, inner), None, elements, HOPPER);
             (plan.cluster, plan.block, plan.parameter)
         };
-        assert_eq!(of(64, 151_936, 1, BF16), (16, 160, 12));
-        assert_eq!(of(64, 128_256, 1, BF16), (16, 128, 0));
-        assert_eq!(of(64, 100_352, 1, BF16), (8, 224, 0));
+        assert_eq!(of(64, 151_936, 1, BF16), (2, 640, 0));
+        assert_eq!(of(68, 151_936, 1, BF16), (16, 160, 12));
+        assert_eq!(of(58, 128_256, 1, BF16), (16, 128, 0));
+        assert_eq!(of(58, 100_352, 1, BF16), (8, 224, 0));
         assert_eq!(of(64, 151_936, 1, F32), (8, 320, 8));
         assert_eq!(of(1, 151_936, 1, F32), (16, 160, 0));
         assert_eq!(of(64, 1000, 128, BF16), (2, 256, 3));
@@ -1739,6 +1817,16 @@ mod tests {
                 assert!(cluster == 1 || cluster == parts, "{what}");
                 assert!(parts * 64 * 4096 >= lines.len * elements.size + 2 * PACK_BYTES, "{what}");
                 assert!(plan.shared_bytes as usize <= device.shared_bytes && elements.size < 8, "{what}");
+            }
+            Kernel::Shared { aligned } => {
+                let packs = (lines.len * elements.size).div_ceil(PACK_BYTES).div_ceil(2);
+                assert!(plan.cluster == 2 && grid == lines.count() * 2 && block == 640, "{what}");
+                assert!(grid <= device.multiprocessors && lines.len.is_multiple_of(8) && elements.size == 2, "{what}");
+                assert!(!aligned || elements.input_alignment.is_multiple_of(16), "{what}");
+                // A sample in every block, and no more chunks than there are barriers
+                assert!(lines.len / 8 - packs >= 128 && packs < 24 * 20 * 30, "{what}");
+                assert!(plan.shared_bytes as usize >= (packs + 1) * PACK_BYTES + 8 * (2 * 21 + 27), "{what}");
+                assert!(plan.shared_bytes as usize <= device.shared_bytes, "{what}");
             }
             Kernel::SplitApply { .. } => {
                 assert!(plan.grid.1 as usize == lines.count() && block <= 512, "{what}");

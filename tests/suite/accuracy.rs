@@ -1,6 +1,6 @@
 //! The bounds hold for lines of any length, and for the lines that hurt: uniform, rising, falling, far from zero.
 
-use crate::support::{begin_low, check, devices, normal, tensor, within_cap, Op, DTYPES};
+use crate::support::{begin_low, check, devices, gpu, normal, tensor, within_cap, Op, DTYPES};
 use candle_core::{DType, Result};
 
 fn lines(len: usize) -> Vec<(&'static str, Vec<f64>)> {
@@ -135,6 +135,50 @@ fn lines_that_begin_low() -> Result<()> {
                     check(op, &xs, 1)?;
                     check(op, &columns, 0)?;
                 }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The same for so many long lines of half precision that each has multiprocessors of its own, from a tensor's first element on and from
+/// others; among them what is far from zero or no number.
+#[test]
+fn long_lines_that_begin_low() -> Result<()> {
+    let Some(gpu) = gpu() else {
+        eprintln!("skipped: there is no GPU, or feature `cuda` is off");
+        return Ok(());
+    };
+    let len = 99_000;
+    for (dtype, far) in [(DType::BF16, 1e30), (DType::BF16, 1.04e6), (DType::F16, 60_000.0)] {
+        let mut all = begin_low(len);
+        let with = |place: usize, x: f64| {
+            let mut line = all[0].clone();
+            line[place] = x;
+            line
+        };
+        let levels = |low: f64, high: f64| (0..len).map(|i| if i % 999 == 998 { high } else { low }).collect();
+        let others = [
+            with(len - 1, f64::NAN),
+            with(0, f64::NAN),
+            with(len / 2, f64::INFINITY),
+            vec![0.3; len],
+            normal(len, 30.0, 3),
+            levels(far, far * 1.02),
+            levels(-far * 1.02, -far),
+            levels(far, 0.0),
+        ];
+        all.truncate(all.len() - others.len());
+        all.extend(others);
+        let count = all.len();
+        let numbers = all.concat();
+        for skipped in [0, 1, 6] {
+            let mut numbers = numbers.clone();
+            numbers.splice(..0, std::iter::repeat_n(f64::NAN, skipped));
+            let xs = tensor(&numbers, numbers.len(), dtype, &gpu)?;
+            let xs = xs.narrow(0, skipped, count * len)?.reshape((count, len))?;
+            for op in [Op::Softmax, Op::LogSoftmax] {
+                check(op, &xs, 1)?;
             }
         }
     }
