@@ -65,6 +65,7 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
     using Exchange = ClusterExchange<float>;
     constexpr bool LOG = !Output<float>::OF_EXPONENTIAL;
     constexpr int SIZE = 8, OWN = ALIGNED ? 32 : 30, CHUNK = SHARED_WARPS * OWN, MORE = ALIGNED ? 0 : 1;
+    constexpr int BYTES_OF_SAMPLES = SHARED_BLOCKS * sizeof(Normalizer<float>), BYTES_OF_PARTS = SHARED_WARPS * BYTES_OF_SAMPLES;
     extern __shared__ __align__(128) uint4 held[];
     const int rank = Exchange::rank(), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t line = blockIdx.x / SHARED_BLOCKS;
@@ -82,14 +83,10 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
     if (threadIdx.x == 0) {
         sampled.init();
         referenced.init();
-        exchanged.init();
         for (int step = 0; step < steps; step++) copied[step].init();
-        ArrivalBarrier::announce();
-        referenced.expect(SHARED_BLOCKS * sizeof(Normalizer<float>));
-        exchanged.expect(SHARED_BLOCKS * SHARED_WARPS * sizeof(Normalizer<float>));
+        referenced.expect(BYTES_OF_SAMPLES);
     }
-    // No block may be sent anything before it has started.
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    Exchange::begin(exchanged, BYTES_OF_PARTS);
     __syncthreads();
     wait_for_kernel_before();
     // Not by the warp that looks at the sample: it would be late by 0.4 us.
@@ -124,6 +121,7 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
         return max_of_unit<T>(max);
     };
     const auto add = [](float a, float b) { return a + b; };
+    const auto the_greater = [](float a, float b) { return greater(a, b); };
     const int place = warp * OWN + lane;  // in a chunk
 
     Exchange::wait();
@@ -138,31 +136,29 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
     sampled.wait(0);
     referenced.wait(0);
 
-    float kept[SHARED_KEPT * SIZE], reference, total, max_of_line;
+    float kept[SHARED_KEPT][SIZE], reference, total, max_of_line;
 #pragma unroll 1
     for (int attempt = 0;; attempt++) {
         reference = part_reference(greater(samples[0].max, samples[1].max));
         const RelativeExponential exponential(reference);
         float sums[4] = {0, 0, 0, 0};
         Unit<T> max = no_elements<T>();
-#pragma unroll
-        for (int step = 0; step < SHARED_KEPT; step++) {
+        const auto take = [&](int step, float (&exponentials)[SIZE]) {
             if (step < steps) copied[step].wait(0);
             const auto pack = pack_at(step * CHUNK + place);
             if (LOG) max = greater(max, max_of_pack(pack));
 #pragma unroll
             for (int i = 0; i < SIZE; i++) {
-                kept[step * SIZE + i] = exponential(Element<T>::of_unit(pack.units[i / 2], i % 2));
-                sums[i % 4] += kept[step * SIZE + i];
+                exponentials[i] = exponential(Element<T>::of_unit(pack.units[i / 2], i % 2));
+                sums[i % 4] += exponentials[i];
             }
-        }
+        };
+#pragma unroll
+        for (int step = 0; step < SHARED_KEPT; step++) take(step, kept[step]);
 #pragma unroll 1
         for (int step = SHARED_KEPT; step < steps; step++) {
-            copied[step].wait(0);
-            const auto pack = pack_at(step * CHUNK + place);
-            if (LOG) max = greater(max, max_of_pack(pack));
-#pragma unroll
-            for (int i = 0; i < SIZE; i++) sums[i % 4] += exponential(Element<T>::of_unit(pack.units[i / 2], i % 2));
+            float exponentials[SIZE];
+            take(step, exponentials);
         }
         float sum = pairwise_sum(sums);
         if (lane >= OWN) sum = 0, max = no_elements<T>();
@@ -184,8 +180,8 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
         // Nobody reads the parts any longer.
         asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
         if (threadIdx.x == 0) {
-            referenced.expect(SHARED_BLOCKS * sizeof(Normalizer<float>));
-            exchanged.expect(SHARED_BLOCKS * SHARED_WARPS * sizeof(Normalizer<float>));
+            referenced.expect(BYTES_OF_SAMPLES);
+            exchanged.expect(BYTES_OF_PARTS);
         }
         max = no_elements<T>();
 #pragma unroll 1
@@ -195,8 +191,7 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
         // Nor the samples.
         asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
         if (warp == 0) {
-            const float of_block = warp_group_reduce(lane < SHARED_WARPS ? parts[lane].max : negative_infinity<float>(), 32,
-                                                     [](float a, float b) { return greater(a, b); });
+            const float of_block = warp_group_reduce(lane < SHARED_WARPS ? parts[lane].max : negative_infinity<float>(), 32, the_greater);
             if (lane < SHARED_BLOCKS) send(lane, samples + rank, Normalizer<float>{of_block, 0}, referenced);
         }
         referenced.wait(1);
@@ -215,7 +210,7 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
     };
     const RelativeExponential exponential(reference);
     if constexpr (LOG) {
-        const float max = warp_group_reduce(max_of_line, 32, [](float a, float b) { return greater(a, b); });
+        const float max = warp_group_reduce(max_of_line, 32, the_greater);
         const Output<float> output(Normalizer<float>{max, total / exponential(part_reference(max))});
 #pragma unroll 2
         for (int step = 0; step < steps; step++) {
@@ -232,7 +227,7 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
     for (int step = 0; step < SHARED_KEPT; step++) {
         float results[SIZE];
 #pragma unroll
-        for (int i = 0; i < SIZE; i++) results[i] = kept[step * SIZE + i] * factor;
+        for (int i = 0; i < SIZE; i++) results[i] = kept[step][i] * factor;
         store_results(step, results);
     }
 #pragma unroll 2

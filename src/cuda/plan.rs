@@ -854,15 +854,10 @@ pub(crate) fn top_k(lines: Lines) -> Plan {
 }
 
 fn chosen(lines: Lines, output: Output, elements: Elements, device: DeviceFacts) -> Plan {
-    let full = |plan: &Plan| 10 * plan.grid.0 as usize >= 9 * device.multiprocessors;
-    if output == Output::Probability || lines.len.saturating_mul(elements.size) >= LEAST_SHARED_LOG {
-        if let Some(plan) = shared(lines, elements, device).filter(full) {
-            return plan;
-        }
-    }
     let best_first: &[Family] = if lines.inner == 1 {
         let few = lines.count() < 2 * device.multiprocessors && lines.len * elements.size >= SPLIT_BYTES;
         match few {
+            _ if shared_is_best(lines, output, elements, device) => &[Family::Shared],
             true if grid_is_best(lines, elements, device) => {
                 &[Family::Tile, Family::Register, Family::Grid, Family::Cluster, Family::Split]
             }
@@ -1120,6 +1115,13 @@ fn grid(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
         shared_bytes: GRID_SHARED_BYTES as u32,
         ..plan(Kernel::Grid, lines.count() * parts, GRID_BLOCK)
     })
+}
+
+/// Whether lines of half precision that fill the GPU once are better off so than in registers.
+fn shared_is_best(lines: Lines, output: Output, elements: Elements, device: DeviceFacts) -> bool {
+    let long = output == Output::Probability || lines.len.saturating_mul(elements.size) >= LEAST_SHARED_LOG;
+    let full = |plan: Plan| 10 * plan.grid.0 as usize >= 9 * device.multiprocessors;
+    long && shared(lines, elements, device).is_some_and(full)
 }
 
 /// Lines of half precision that pairs of multiprocessors hold, all at once.
