@@ -102,7 +102,8 @@ struct ThreadSum {
     }
 };
 
-// Grid: parts x lines, all at once, a line's in a cluster or in any place. `of_parts` has room for the state of each block.
+// Grid: parts x lines, all at once, a line's in a cluster or in any place. `of_parts` has room for the state of each block, where they are
+// in any place; it may be in the output's first chunk, if that is not the input's, which is written last then.
 template <typename T>
 __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_parts, T* y, int lines, int64_t len, bool log) {
     using Chunks = LineChunks<T>;
@@ -118,6 +119,9 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
     auto* of_warps = reinterpret_cast<Normalizer<float>*>(&exchanged + 1);
     auto* of_blocks = of_warps + GRID_THREADS / 32;  // of the cluster, or of warps again
     const bool clusters = Exchange::blocks() > 1;
+    const bool far = !clusters && gridDim.x > lines;  // the parts of a line
+    const bool lent = far && reinterpret_cast<uintptr_t>(of_parts) - reinterpret_cast<uintptr_t>(y) < CHUNK_BYTES;
+    const bool lends = lent && blockIdx.x == 0;
     if (clusters) Exchange::begin(exchanged, Exchange::blocks() * sizeof(Normalizer<float>));
     const int group = threadIdx.x / CHUNK_THREADS, own = threadIdx.x % CHUNK_THREADS;
     // One thread of a group sees to its barriers and copies; but the first of a long line are asked for by one warp, 0.4 us earlier
@@ -199,11 +203,12 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
     }
 
     // While the blocks tell each other their parts, the exponentials of a group's first chunk are made, relative to what is known by now
-    // (0.4 us). All results are made so.
+    // (0.4 us). All results are made so, unless elements are to be shifted.
     const auto part = block_merge(state.finish(unscale<T>()), of_warps);
-    const float reference = part_reference(part.max);
+    float reference = part_reference(part.max);
     const auto exponential = [&](float x) { return Element<T>::exponential(x - reference); };
-    const bool early = chunks.shift == 0 && !log && group < slots && chunks.is_full(chunk(group));
+    const bool later = lends && group == 0;
+    const bool early = !later && chunks.shift == 0 && !log && group < slots && chunks.is_full(chunk(group));
     float exponentials[MINE][SIZE];
     const auto meanwhile = [&] {
         if (!early) return;
@@ -215,25 +220,30 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
         }
     };
     auto line = part;
+    const auto grid = cooperative_groups::this_grid();
+    cooperative_groups::grid_group::arrival_token merged;
     if (clusters) {
         Exchange::wait();
         if (threadIdx.x < Exchange::blocks()) send(threadIdx.x, of_blocks + Exchange::rank(), part, exchanged);
         meanwhile();
         exchanged.wait(0);
         line = merge_parts(of_blocks, Exchange::blocks());
-    } else if (chunks.parts > 1) {
+    } else if (far) {
         if (threadIdx.x == 0) of_parts[blockIdx.x] = part;
-        const auto grid = cooperative_groups::this_grid();
-        auto arrival = grid.barrier_arrive();
+        auto told = grid.barrier_arrive();
         meanwhile();
-        grid.barrier_wait(std::move(arrival));
+        grid.barrier_wait(std::move(told));
         line = merge_far_parts<5>(of_parts + (blockIdx.x - chunks.part), chunks.parts, of_blocks);
+        if (lent) merged = grid.barrier_arrive();
     } else {
         meanwhile();
     }
 
-    // Where a part is all -inf its exponentials are 0, relative to anything.
-    const float part_max = part.max == negative_infinity<float>() ? line.max : part.max;
+    // Where a part is all -inf its exponentials are 0, relative to anything. Shifted, the last elements of a chunk are of another part,
+    // whose maximum may be any.
+    float part_max = part.max;
+    if (chunks.shift > 0 || part.max == negative_infinity<float>()) part_max = line.max;
+    if (chunks.shift > 0) reference = part_reference(line.max);
     const auto probability = Probability<float>::of_part(part_max, line, unscale<T>());
     const auto log_probability = LogProbability<float>::of_part(line.max, line, unscale<T>());
     const auto finish = [&](P (&packs)[MINE]) {
@@ -252,7 +262,7 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
         if (log) each([&](float x) { return log_probability.of_kept(x); });
         else each([&](float x) { return probability.of_kept(exponential(x)); });
     };
-    int next = group;
+    int next = later ? group + CHUNK_GROUPS : group;
     if (early) {
         auto* to = reinterpret_cast<P*>(chunks.y + chunks.begin(chunk(next)));
 #pragma unroll
@@ -282,24 +292,7 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
             for (int k = 0; k < MINE; k++) store_streaming(to + place(k), results[k]);
         }
     }
-#pragma unroll 1
-    for (int i = next;; i += CHUNK_GROUPS) {
-        const bool in_slot = i < slots;
-        const int here = in_slot ? i : group, number = in_slot ? chunk(i) : held_chunk;
-        if (!in_slot) {
-            // What is in registers comes last, by way of a slot that has been read if elements are to be shifted.
-            if (held == 0) break;
-            if (chunks.shift > 0) {
-                __syncthreads();
-                if (group < held) {
-#pragma unroll
-                    for (int k = 0; k < MINE; k++) slot(here)[place(k)] = in_registers[k];
-                    if (own == 0) behind_slots[here] = behind;
-                }
-                __syncthreads();
-            }
-            if (group >= held) break;
-        }
+    const auto write = [&](int here, int number, bool in_slot) {
         const P* packs = slot(here);
         P results[MINE];
         if (chunks.shift == 0) {
@@ -333,8 +326,7 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
         if (chunks.is_full(number)) {
 #pragma unroll
             for (int k = 0; k < MINE; k++) store_streaming(to + place(k), results[k]);
-            if (in_slot) continue;
-            break;
+            return;
         }
 #pragma unroll
         for (int k = 0; k < MINE; k++) {
@@ -353,5 +345,31 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
                 chunks.y[element] = Element<T>::write(log ? log_probability.of_kept(x) : probability.of_kept(exponential(x)));
             }
         }
+    };
+#pragma unroll 1
+    for (int i = next;; i += CHUNK_GROUPS) {
+        const bool in_slot = i < slots;
+        const int here = in_slot ? i : group + CHUNK_GROUPS, number = in_slot ? chunk(i) : held_chunk;
+        if (!in_slot) {
+            // What is in registers comes after the others, by way of a slot that has been read if elements are to be shifted.
+            if (held == 0) break;
+            if (chunks.shift > 0) {
+                __syncthreads();
+                if (group < held) {
+#pragma unroll
+                    for (int k = 0; k < MINE; k++) slot(here)[place(k)] = in_registers[k];
+                    if (own == 0) behind_slots[here] = behind;
+                }
+                __syncthreads();
+            }
+            if (group >= held) break;
+        }
+        write(here, number, in_slot);
+        if (!in_slot) break;
+    }
+    if (lends) {
+        // By now all have read the parts.
+        grid.barrier_wait(std::move(merged));
+        if (later) write(group, chunk(group), true);
     }
 }

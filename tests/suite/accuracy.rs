@@ -141,16 +141,39 @@ fn lines_that_begin_low() -> Result<()> {
     Ok(())
 }
 
+/// One element far above all others, which is read with one of the chunks that a GPU's blocks share a line in and written with the one before,
+/// since the tensor begins elsewhere than its result: as the elements 2047 and 4095 are.
+#[test]
+fn a_great_element_between_chunks() -> Result<()> {
+    let len = (1 << 23) + 1;
+    if !within_cap(len) {
+        return Ok(());
+    }
+    for device in devices() {
+        for (skipped, place) in [(1, 2047), (7, 4095)] {
+            let mut numbers = vec![0.0; skipped + len];
+            numbers[skipped + place] = 200.0;
+            let xs = tensor(&numbers, numbers.len(), DType::F16, &device)?.narrow(0, skipped, len)?.unsqueeze(0)?;
+            check(Op::Softmax, &xs, 1)?;
+        }
+    }
+    Ok(())
+}
+
 /// The same for so many long lines of half precision that each has multiprocessors of its own, from a tensor's first element on and from
-/// others; among them what is far from zero or no number.
+/// others; among them what is far from zero or no number. Of the second length, halves are whole steps of a block's threads.
 #[test]
 fn long_lines_that_begin_low() -> Result<()> {
     let Some(gpu) = gpu() else {
         eprintln!("skipped: there is no GPU, or feature `cuda` is off");
         return Ok(());
     };
-    let len = 99_000;
-    for (dtype, far) in [(DType::BF16, 1e30), (DType::BF16, 1.04e6), (DType::F16, 60_000.0)] {
+    for (len, dtype, far) in [
+        (99_000, DType::BF16, 1e30),
+        (99_000, DType::BF16, 1.04e6),
+        (99_000, DType::F16, 60_000.0),
+        (2 * 5 * 640 * 8, DType::F16, 60_000.0),
+    ] {
         let mut all = begin_low(len);
         let with = |place: usize, x: f64| {
             let mut line = all[0].clone();
