@@ -32,14 +32,14 @@ struct RelativeExponential {
     __device__ __forceinline__ float operator()(float x) const { return flushed_power_of_two(fmaf(x, factor, shift)); }
 };
 
-// The elements of this lane's pack from `shift` on, and those of the next lane's up to there.
+// Two neighbouring packs' elements from `shift` of the first on, as many as a pack has.
 template <typename T>
-__device__ __forceinline__ Pack<T, 8> across_lanes(const Pack<T, 8>& own, int shift) {
+__device__ __forceinline__ Pack<T, 8> across_packs(const Pack<T, 8>& first, const Pack<T, 8>& next, int shift) {
     uint32_t words[8];
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-        words[k] = bits_of(own.units[k]);
-        words[k + 4] = 2 * k < shift ? __shfl_down_sync(~0u, words[k], 1) : 0;
+        words[k] = bits_of(first.units[k]);
+        words[k + 4] = bits_of(next.units[k]);
     }
     for (int step = 4; step > 1; step /= 2) {
         if (!(shift & step)) continue;
@@ -56,15 +56,17 @@ __device__ __forceinline__ Pack<T, 8> across_lanes(const Pack<T, 8>& own, int sh
     return pack;
 }
 
-// Lines are whole packs of the output. ALIGNED: of the input, too; otherwise threads take packs of the input, and give results to
-// the threads before them: of a warp the last two have none of their own, so that it writes whole sectors (64 x 151936 10.4 us,
-// with one 10.8). Shared memory: the packs of a block, and one more if not ALIGNED, a state for each warp and for each block, a
-// barrier for each chunk and three more.
+// Lines are whole packs of the output. ALIGNED: of the input, too; otherwise each pack of the output is in two of the input, and both
+// are read (64 x 151936 one element later 10.3 us, seven 10.3; where lanes hand each other what they lack, 10.4 and 10.6).
+// Shared memory: the packs of a block, and one more if not ALIGNED, a state for each warp and for each block, a barrier for each
+// chunk and three more.
 template <typename T, template <typename> class Output, bool ALIGNED>
 __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, int64_t len) {
     using Exchange = ClusterExchange<float>;
     constexpr bool LOG = !Output<float>::OF_EXPONENTIAL;
-    constexpr int SIZE = 8, OWN = ALIGNED ? 32 : 30, CHUNK = SHARED_WARPS * OWN, MORE = ALIGNED ? 0 : 1;
+    constexpr int SIZE = 8, CHUNK = SHARED_THREADS, MORE = ALIGNED ? 0 : 1;
+    // Steps whose exponentials are kept for packs of the output, not of the input
+    constexpr int ORDERED = ALIGNED || LOG ? 0 : SHARED_KEPT;
     constexpr int BYTES_OF_SAMPLES = SHARED_BLOCKS * sizeof(Normalizer<float>), BYTES_OF_PARTS = SHARED_WARPS * BYTES_OF_SAMPLES;
     extern __shared__ __align__(128) uint4 held[];
     const int rank = Exchange::rank(), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -92,8 +94,8 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
     // Not by the warp that looks at the sample: it would be late by 0.4 us.
     if (threadIdx.x == 32) {
         const auto copy = [&](int begin, int end, ArrivalBarrier& arrived) {
-            // What shares 16 bytes with what lies behind the tensor
-            if (!ALIGNED && end == packs - first + 1 && line == lines - 1) {
+            // What shares 16 bytes with what lies behind the tensor, unless the chunk before had it and this one has nothing
+            if (!ALIGNED && end > begin && end == packs - first + 1 && line == lines - 1) {
                 end--;
                 for (int i = 0; i < shift; i++) reinterpret_cast<T*>(held + end)[i] = x[end * SIZE + i];
             }
@@ -106,10 +108,18 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
             copy(step > 0 ? begin : SAMPLE_PACKS, (end < mine ? end : mine) + MORE, copied[step]);
         }
     }
+    // A pack of the output, …
     const auto pack_at = [&](int at) {
         auto pack = no_pack<T, SIZE>();
-        if (at < mine + MORE && lane <= OWN) pack = load(reinterpret_cast<const Pack<T, SIZE>*>(held + at));
-        if (!ALIGNED && (at == 0 || at == mine)) pack = part_of(pack, at == 0 ? shift : 0, at == mine ? shift : SIZE);
+        const auto* from = reinterpret_cast<const Pack<T, SIZE>*>(held + at);
+        if (at < mine) pack = ALIGNED ? load(from) : across_packs<T>(load(from), load(from + 1), shift);
+        return pack;
+    };
+    // … and one of the input, for what has no order: of all from one of the output on.
+    const auto input_pack_at = [&](int at, int begin) {
+        auto pack = no_pack<T, SIZE>();
+        if (at < mine + MORE) pack = load(reinterpret_cast<const Pack<T, SIZE>*>(held + at));
+        if (!ALIGNED && (at == begin || at == mine)) pack = part_of(pack, at == begin ? shift : 0, at == mine ? shift : SIZE);
         return pack;
     };
     const auto max_of_pack = [](const Pack<T, SIZE>& pack) {
@@ -122,14 +132,13 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
     };
     const auto add = [](float a, float b) { return a + b; };
     const auto the_greater = [](float a, float b) { return greater(a, b); };
-    const int place = warp * OWN + lane;  // in a chunk
 
     Exchange::wait();
     if (warp == 0) {
         sampled.wait(0);
         Unit<T> max = no_elements<T>();
 #pragma unroll
-        for (int k = 0; k < SAMPLE_PACKS / 32; k++) max = greater(max, max_of_pack(pack_at(k * 32 + lane)));
+        for (int k = 0; k < SAMPLE_PACKS / 32; k++) max = greater(max, max_of_pack(input_pack_at(k * 32 + lane, 0)));
         const float of_sample = max_of_warp(max);
         if (lane < SHARED_BLOCKS) send(lane, samples + rank, Normalizer<float>{of_sample, 0}, referenced);
     }
@@ -145,7 +154,8 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
         Unit<T> max = no_elements<T>();
         const auto take = [&](int step, float (&exponentials)[SIZE]) {
             if (step < steps) copied[step].wait(0);
-            const auto pack = pack_at(step * CHUNK + place);
+            const int at = step * CHUNK + int(threadIdx.x);
+            const auto pack = step < ORDERED ? pack_at(at) : input_pack_at(at, ORDERED * CHUNK);
             if (LOG) max = greater(max, max_of_pack(pack));
 #pragma unroll
             for (int i = 0; i < SIZE; i++) {
@@ -161,7 +171,6 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
             take(step, exponentials);
         }
         float sum = pairwise_sum(sums);
-        if (lane >= OWN) sum = 0, max = no_elements<T>();
         sum = warp_group_reduce(sum, 32, add);
         const float max_of_part = LOG ? max_of_warp(max) : 0;
         if (lane < SHARED_BLOCKS) send(lane, parts + rank * SHARED_WARPS + warp, Normalizer<float>{max_of_part, sum}, exchanged);
@@ -185,7 +194,7 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
         }
         max = no_elements<T>();
 #pragma unroll 1
-        for (int step = 0; step < steps; step++) max = greater(max, max_of_pack(pack_at(step * CHUNK + place)));
+        for (int step = 0; step < steps; step++) max = greater(max, max_of_pack(input_pack_at(step * CHUNK + int(threadIdx.x), 0)));
         const float of_warp = max_of_warp(max);
         if (lane == 0) parts[warp].max = of_warp;
         // Nor the samples.
@@ -204,9 +213,8 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
             const float two[] = {results[2 * u], results[2 * u + 1]};
             pack.units[u] = Element<T>::to_unit(two);
         }
-        if constexpr (!ALIGNED) pack = across_lanes<T>(pack, shift);
-        const int at = step * CHUNK + place;
-        if (lane < OWN && at < mine) store_streaming(reinterpret_cast<Pack<T, SIZE>*>(y + at * SIZE), pack);
+        const int at = step * CHUNK + int(threadIdx.x);
+        if (at < mine) store_streaming(reinterpret_cast<Pack<T, SIZE>*>(y + at * SIZE), pack);
     };
     const RelativeExponential exponential(reference);
     if constexpr (LOG) {
@@ -214,7 +222,7 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
         const Output<float> output(Normalizer<float>{max, total / exponential(part_reference(max))});
 #pragma unroll 2
         for (int step = 0; step < steps; step++) {
-            const auto pack = pack_at(step * CHUNK + place);
+            const auto pack = pack_at(step * CHUNK + int(threadIdx.x));
             float results[SIZE];
 #pragma unroll
             for (int i = 0; i < SIZE; i++) results[i] = output(Element<T>::of_unit(pack.units[i / 2], i % 2));
@@ -232,7 +240,7 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
     }
 #pragma unroll 2
     for (int step = SHARED_KEPT; step < steps; step++) {
-        const auto pack = pack_at(step * CHUNK + place);
+        const auto pack = pack_at(step * CHUNK + int(threadIdx.x));
         float results[SIZE];
 #pragma unroll
         for (int i = 0; i < SIZE; i++) results[i] = exponential(Element<T>::of_unit(pack.units[i / 2], i % 2)) * factor;
