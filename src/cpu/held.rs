@@ -47,13 +47,13 @@ impl<V: Lanes> HeldStrip<V> {
     /// For strips of lines of `len` elements of `T`, `inner` side by side. `None` if they are too long, or so short that little
     /// would be won: relative to its maximum a line of one element becomes exactly 1. Or if it takes less time to take exponentials
     /// that [saturate](Lanes::SATURATES) again than to write twice: 8 × 512 × 4096 of f32 took 15.8 ms where they were held and 13.6
-    /// where they were not, in place 9.4 and 6.8. Aside, in the second cache, they take as long as twice (64 × 1000 × 128, 2.5 ms), and
-    /// where a bias is read for them less: 32 × 512 × 512 with one for all took 9.6 ms instead of 11.2.
+    /// where they were not, in place 9.4 and 6.8. Where a bias is read for them it takes less, 32 × 512 × 512 with one for all 5.9 to 6.1 ms
+    /// where their results are to be, 6.1 to 6.3 aside, and 64 × 1000 × 128 with a whole one 3.8 to 4.2 and 4.5. But where strips read the
+    /// same one it is to stay in the second cache with what is held: with one for all 64 × 1000 × 128 took 3.0 to 3.3, and twice 2.8 to 2.9.
     pub fn new<T: Element<Real = V::Real>>(len: usize, inner: usize, again: Again) -> Option<Self> {
         let width = WIDTH.min(inner);
         let (keep, most) = match (T::KEEP, again) {
             (Keep::InOutput, Again::Little) if V::SATURATES => return None,
-            (Keep::InOutput, Again::Memory) if V::SATURATES => (Keep::Aside, MAX_HELD),
             (Keep::InOutput, Again::SharedMemory) if V::SATURATES => (Keep::Aside, MAX_HELD / 2),
             (keep, _) => (keep, MAX_HELD),
         };

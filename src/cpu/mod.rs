@@ -7,6 +7,7 @@
 //!
 //! All of it is written once, over vectors ([`lanes`]) of whatever instructions the CPU turns out to have ([`level`]).
 
+mod at_once;
 mod columns;
 mod element;
 pub(crate) mod exp;

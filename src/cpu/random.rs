@@ -14,21 +14,36 @@ const GROUP: usize = AT_ONCE * PER_COUNTER;
 
 const LOW: u64 = 0xffff_ffff;
 
-/// The 128 bits of each counter, given as four numbers below 2³²: those of elements 0 to 3 of its eight, the first lowest, and
-/// those of 4 to 7. The CPU has the instructions of `W`.
+/// So many vectors of counters are worked on in turn: each waits for itself from round to round.
+const IN_TURN: usize = 2;
+
+/// Of each of `N` times eight counters the 128 bits, given as four numbers below 2³²: those of elements 0 to 3 of its eight, the first
+/// lowest, and those of 4 to 7. The CPU has the instructions of `W`.
 #[inline(always)]
-fn philox<W: Words>(counters: [[u64; AT_ONCE]; 4], [mut k0, mut k1]: [u32; 2]) -> [W; 2] {
-    let [c0, c1, c2, c3] = counters;
-    let (mut c0, mut c1, mut c2, mut c3) = (W::of(c0), W::of(c1), W::of(c2), W::of(c3));
+fn philox<W: Words, const N: usize>(counters: [[[u64; AT_ONCE]; 4]; N], [mut k0, mut k1]: [u32; 2]) -> [[W; 2]; N] {
+    let mut words = [[W::of([0; AT_ONCE]); 4]; N];
+    // Loops, since what `map` calls is not always inlined, and then not compiled for the CPU's vectors.
+    for (words, counters) in words.iter_mut().zip(counters) {
+        for (word, counter) in words.iter_mut().zip(counters) {
+            *word = W::of(counter);
+        }
+    }
     for _ in 0..7 {
-        // The upper halves are of no account: the products do not ask for them.
-        let (p0, p1) = (c0.products(0xd251_1f53), c2.products(0xcd9e_8d57));
-        c0 = p1.upper_halves().xor(c1).xor(W::of([u64::from(k0); AT_ONCE]));
-        c2 = p0.upper_halves().xor(c3).xor(W::of([u64::from(k1); AT_ONCE]));
-        (c1, c3) = (p1, p0);
+        let keys = [k0, k1].map(|key| W::of([u64::from(key); AT_ONCE]));
+        for [c0, c1, c2, c3] in &mut words {
+            // The upper halves are of no account: the products do not ask for them.
+            let (p0, p1) = (c0.products(0xd251_1f53), c2.products(0xcd9e_8d57));
+            *c0 = p1.upper_halves().xor(*c1).xor(keys[0]);
+            *c2 = p0.upper_halves().xor(*c3).xor(keys[1]);
+            (*c1, *c3) = (p1, p0);
+        }
         (k0, k1) = (k0.wrapping_add(0x9e37_79b9), k1.wrapping_add(0xbb67_ae85));
     }
-    [c0.with_upper_halves(c1), c2.with_upper_halves(c3)]
+    let mut bits = [[W::of([0; AT_ONCE]); 2]; N];
+    for (bits, [c0, c1, c2, c3]) in bits.iter_mut().zip(words) {
+        *bits = [c0.with_upper_halves(c1), c2.with_upper_halves(c3)];
+    }
+    bits
 }
 
 #[inline(always)]
@@ -41,29 +56,71 @@ pub(super) const fn room(len: usize) -> usize {
     (len + PER_COUNTER).next_multiple_of(GROUP) + GROUP
 }
 
+/// The counters of a group of elements of a line.
+#[inline(always)]
+fn counters_along(line: usize, first: usize) -> [[u64; AT_ONCE]; 4] {
+    let mut c0 = [0; AT_ONCE];
+    for (i, c0) in c0.iter_mut().enumerate() {
+        *c0 = (first + i) as u64 & LOW;
+    }
+    [c0, [line as u64 & LOW; AT_ONCE], [line as u64 >> 32; AT_ONCE], [0; AT_ONCE]]
+}
+
+/// Whether each element of a group is kept, whose bits these are.
+#[inline(always)]
+fn keep_of<W: Words>([a, b]: [W; 2], threshold: u32, keep: &mut [u8]) {
+    let (a, b) = (a.to_array(), b.to_array());
+    let mut pairs = [0u64; 2 * AT_ONCE];
+    for i in 0..AT_ONCE {
+        (pairs[2 * i], pairs[2 * i + 1]) = (a[i].to_le(), b[i].to_le());
+    }
+    // SAFETY: as many bytes; any bits are u16s.
+    let bits: [u16; GROUP] = unsafe { std::mem::transmute(pairs) };
+    for (keep, bits) in keep[..GROUP].iter_mut().zip(bits) {
+        *keep = u8::from(u16::from_le(bits) >= threshold as u16);
+    }
+}
+
 /// Whether each of the elements `start..start + len` of a line is kept, as bytes 0 and 1 in `keep`; answers where in `keep`
 /// the first one's is.
 #[inline(always)]
 pub(super) fn along<S: Simd>(dropout: Dropout, line: usize, start: usize, len: usize, keep: &mut [u8]) -> usize {
-    let first = start / PER_COUNTER;
-    let skipped = start % PER_COUNTER;
-    let threshold = dropout.threshold as u16;
-    for (group, keep) in keep[..room(len)].chunks_exact_mut(GROUP).take((skipped + len).div_ceil(GROUP)).enumerate() {
-        let c0 = std::array::from_fn(|i| (first + group * AT_ONCE + i) as u64 & LOW);
-        let [c1, c2] = [line as u64 & LOW, line as u64 >> 32].map(|word| [word; AT_ONCE]);
-        let [a, b] = philox::<S::Words>([c0, c1, c2, [0; AT_ONCE]], keys(dropout.seed));
-        let (a, b) = (a.to_array(), b.to_array());
-        let mut pairs = [0u64; 2 * AT_ONCE];
-        for i in 0..AT_ONCE {
-            (pairs[2 * i], pairs[2 * i + 1]) = (a[i].to_le(), b[i].to_le());
+    let (first, skipped) = (start / PER_COUNTER, start % PER_COUNTER);
+    let groups = (skipped + len).div_ceil(GROUP);
+    let counters = |group: usize| counters_along(line, first + group * AT_ONCE);
+    let mut keep = keep[..groups * GROUP].chunks_exact_mut(IN_TURN * GROUP);
+    let mut group = 0;
+    for keep in &mut keep {
+        let bits = philox::<S::Words, IN_TURN>([counters(group), counters(group + 1)], keys(dropout.seed));
+        for (keep, bits) in keep.chunks_exact_mut(GROUP).zip(bits) {
+            keep_of(bits, dropout.threshold, keep);
         }
-        // SAFETY: as many bytes; any bits are u16s.
-        let bits: [u16; GROUP] = unsafe { std::mem::transmute(pairs) };
-        for (keep, bits) in keep.iter_mut().zip(bits) {
-            *keep = u8::from(u16::from_le(bits) >= threshold);
-        }
+        group += IN_TURN;
+    }
+    for keep in keep.into_remainder().chunks_exact_mut(GROUP) {
+        let [bits] = philox::<S::Words, 1>([counters(group)], keys(dropout.seed));
+        keep_of(bits, dropout.threshold, keep);
+        group += 1;
     }
     skipped
+}
+
+/// The same for all elements of `count` lines, each of which has [`room`] in `keep`.
+#[inline(always)]
+pub(super) fn along_each<S: Simd>(dropout: Dropout, first: usize, count: usize, len: usize, keep: &mut [u8]) {
+    let mut lines = (first..first + count).zip(keep.chunks_exact_mut(room(len)));
+    while let Some((line, keep)) = lines.next() {
+        // Groups of one line are worked on in turn where it has several.
+        let next = if len <= GROUP { lines.next() } else { None };
+        let Some((next, next_keep)) = next else {
+            along::<S>(dropout, line, 0, len, keep);
+            continue;
+        };
+        let counters = [counters_along(line, 0), counters_along(next, 0)];
+        let [bits, next_bits] = philox::<S::Words, IN_TURN>(counters, keys(dropout.seed));
+        keep_of(bits, dropout.threshold, keep);
+        keep_of(next_bits, dropout.threshold, next_keep);
+    }
 }
 
 /// The same for elements `8 · group` to `8 · group + 7` of `count` lines side by side from `line` on: that of element i of the
@@ -79,7 +136,8 @@ pub(super) fn across<S: Simd, const N: usize>(
     for at in (0..count).step_by(AT_ONCE) {
         let line = |i: usize| (line + at + i) as u64;
         let (c1, c2) = (std::array::from_fn(|i| line(i) & LOW), std::array::from_fn(|i| line(i) >> 32));
-        let halves = philox::<S::Words>([[group as u64 & LOW; AT_ONCE], c1, c2, [0; AT_ONCE]], keys(dropout.seed));
+        let [halves] =
+            philox::<S::Words, 1>([[[group as u64 & LOW; AT_ONCE], c1, c2, [0; AT_ONCE]]], keys(dropout.seed));
         for (keep, kept) in keep.iter_mut().zip(S::Words::at_least(halves, dropout.threshold as u16)) {
             match keep[at..].first_chunk_mut() {
                 Some(keep) => *keep = kept,
@@ -126,7 +184,8 @@ mod tests {
             for (counter, key, [w0, w1, w2, w3]) in cases {
                 let counters = counter.map(|word| [u64::from(word); AT_ONCE]);
                 // SAFETY: a task runs on a level that the CPU has.
-                let [a, b] = unsafe { S::enter(|| philox::<S::Words>(counters, key)) }.map(Words::to_array);
+                let [bits] = unsafe { S::enter(|| philox::<S::Words, 1>([counters], key)) };
+                let [a, b] = bits.map(Words::to_array);
                 let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
                 assert_eq!((a, b), ([pair(w0, w1); AT_ONCE], [pair(w2, w3); AT_ONCE]));
             }
@@ -139,7 +198,7 @@ mod tests {
             let dropout = Dropout { threshold: 20_000, seed: 0x0123_4567_89ab_cdef };
             let kept = |line: usize, j: usize| {
                 let counter = [(j / 8) as u64, line as u64 & LOW, line as u64 >> 32, 0].map(|word| [word; AT_ONCE]);
-                let halves = philox::<[u64; 8]>(counter, [0x89ab_cdef, 0x0123_4567]);
+                let [halves] = philox::<[u64; 8], 1>([counter], [0x89ab_cdef, 0x0123_4567]);
                 let half = halves[j % 8 / 4][0];
                 half >> (j % 4 * 16) & 0xffff >= 20_000
             };
@@ -149,6 +208,14 @@ mod tests {
                 let at = unsafe { S::enter(|| along::<S>(dropout, line, start, len, &mut keep)) };
                 for i in 0..len {
                     assert_eq!(keep[at + i], u8::from(kept(line, start + i)), "line {line}, element {}", start + i);
+                }
+                let mut keeps = vec![7; 3 * room(len)];
+                // SAFETY: as above.
+                unsafe { S::enter(|| along_each::<S>(dropout, line, 3, len, &mut keeps)) };
+                for (i, keep) in keeps.chunks_exact(room(len)).enumerate() {
+                    for (j, &keep) in keep[..len].iter().enumerate() {
+                        assert_eq!(keep, u8::from(kept(line + i, j)), "line {}, element {j}", line + i);
+                    }
                 }
                 let mut keep = [[7; 67]; PER_COUNTER];
                 // SAFETY: as above.

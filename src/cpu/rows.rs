@@ -1,5 +1,6 @@
 //! Lines along the last dimension: each is contiguous.
 
+use super::at_once::{self, Batches, SHORT};
 use super::element::Keep;
 use super::lanes::{each, fold, sum_of_long_terms, sum_seen, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
@@ -362,6 +363,34 @@ impl<T: Element> Softmax<'_, T> {
         }
     }
 
+    /// Short lines that are read once: see [`at_once`].
+    ///
+    /// # Safety
+    /// As of [`Pass::whole`], with 0 < `len` ≤ [`FAR_APART`], and vectors that [saturate](Lanes::SATURATES).
+    #[inline(always)]
+    unsafe fn at_once<S: Simd, const LEN: usize, const LEAVES_CACHES: bool>(&self, lines: Range<usize>, len: usize) {
+        let (start, elements) = (lines.start * len, lines.len() * len);
+        let lines = at_once::Lines {
+            scores: self.0.src.at(start, elements),
+            to: self.0.out.at(start, elements),
+            count: lines.len(),
+            len,
+            factor: T::Lanes::<S>::UNSCALE,
+            of_nothing: T::Real::nearest(f64::NAN),
+        };
+        // SAFETY: the elements are there; the rest by the caller's promise.
+        unsafe {
+            at_once::at_once::<S, T, _, LEN, LEAVES_CACHES>(
+                &mut Plain,
+                lines,
+                #[inline(always)]
+                |xs, i| S::prefetch(xs.wrapping_add(i)),
+                #[inline(always)]
+                |xs, i, count| T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY),
+            )
+        }
+    }
+
     /// A line that keeps its scaled exponentials in `kept`, each block's relative to the reference it had.
     ///
     /// # Safety
@@ -414,6 +443,36 @@ impl<T: Element> Softmax<'_, T> {
                 },
             );
         }
+    }
+}
+
+/// Lines whose logits are their scores.
+struct Plain;
+
+impl<T: Element> Batches<T> for Plain {
+    type Line = *const T;
+
+    #[inline(always)]
+    unsafe fn find<S: Simd>(&mut self, _: usize) {}
+
+    #[inline(always)]
+    fn line(&self, _: usize, scores: *const T) -> *const T {
+        scores
+    }
+
+    #[inline(always)]
+    fn sinks(&self) -> Option<&[T::Real; MAX_LANES]> {
+        None
+    }
+
+    #[inline(always)]
+    fn drops(&self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    unsafe fn keep<S: Simd>(&mut self, _: usize, _: usize) -> (*const u8, usize) {
+        (std::ptr::null(), 0)
     }
 }
 
@@ -622,6 +681,12 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
             if len <= if keep == Keep::Nowhere { MAX_KEPT } else { most_kept::<S, T>() } {
                 return match self.0.output {
                     Output::Probability if T::Lanes::<S>::SATURATES && len > FAR_APART => self.sampled::<S>(lines, len),
+                    Output::Probability if T::Lanes::<S>::SATURATES => match (len, leaves_caches(&self.0.out)) {
+                        (SHORT, true) => self.at_once::<S, SHORT, true>(lines, len),
+                        (SHORT, false) => self.at_once::<S, SHORT, false>(lines, len),
+                        (_, true) => self.at_once::<S, 0, true>(lines, len),
+                        (_, false) => self.at_once::<S, 0, false>(lines, len),
+                    },
                     Output::Probability => self.short::<S>(lines, len, Output::Probability),
                     Output::LogProbability => self.short::<S>(lines, len, Output::LogProbability),
                 };

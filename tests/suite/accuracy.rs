@@ -1,6 +1,6 @@
 //! The bounds hold for lines of any length, and for the lines that hurt: uniform, rising, falling, far from zero.
 
-use crate::support::{begin_low, check, devices, gpu, normal, tensor, within_cap, Op, DTYPES};
+use crate::support::{begin_low, check, devices, far_from_each_other, gpu, normal, tensor, within_cap, Op, DTYPES};
 use candle_core::{DType, Result};
 
 fn lines(len: usize) -> Vec<(&'static str, Vec<f64>)> {
@@ -134,6 +134,23 @@ fn lines_that_begin_low() -> Result<()> {
                 for op in [Op::Softmax, Op::LogSoftmax] {
                     check(op, &xs, 1)?;
                     check(op, &columns, 0)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Short lines of which many are in work together, relative to what is the maximum of one of them.
+#[test]
+fn lines_far_from_each_other() -> Result<()> {
+    for len in [1, 2, 15, 16, 64, 65, 100, 256] {
+        for set in far_from_each_other(len) {
+            for device in devices() {
+                for dtype in DTYPES {
+                    let xs = tensor(&set, (set.len() / len, len), dtype, &device)?;
+                    check(Op::Softmax, &xs, 1)?;
+                    check(Op::LogSoftmax, &xs, 1)?;
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! The builder: every option and combination against a reference in f64 that is computed here.
 
-use crate::support::{begin_low, devices, normal, tensor, values, within_cap, DTYPES};
+use crate::support::{begin_low, devices, far_from_each_other, normal, tensor, values, within_cap, DTYPES};
 use candle_core::{DType, Device, Module, Result, Tensor, Var, D};
 use candle_softmax::{ops, testing, MaskedRows, Softmax};
 use proptest::prelude::*;
@@ -426,7 +426,7 @@ fn windows_in_lines_of_a_block() -> Result<()> {
 /// Lines that are summed relative to the maximum of a few elements, which are far below others, or masked.
 #[test]
 fn short_lines_that_begin_low() -> Result<()> {
-    for len in [257, 300, 512, 1000, 2048, 4000] {
+    for len in [257, 300, 512, 1000, 2048, 4000, 9000] {
         let lines = begin_low(len);
         for dtype in DTYPES {
             let scores = tensor(&lines.concat(), (1, 1, lines.len(), len), dtype, &Device::Cpu)?;
@@ -438,6 +438,31 @@ fn short_lines_that_begin_low() -> Result<()> {
             check(&Case { mask: Some(Tensor::new(second_half, &Device::Cpu)?), ..plain.clone() })?;
             for sink in [-60_000.0, 0.0, 12.0, 100.0] {
                 check(&Case { sinks: sinks(sink)?, ..plain.clone() })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Short lines of which many are in work together, relative to what is the maximum of one of them and its sink.
+#[test]
+fn lines_far_from_each_other() -> Result<()> {
+    for len in [1, 16, 64, 100, 256] {
+        for set in far_from_each_other(len) {
+            // Of a line with +∞ a GPU gives the gradient 0, not NaN, where an exponential is 0.
+            if set.contains(&f64::INFINITY) {
+                continue;
+            }
+            for dtype in DTYPES {
+                let lines = set.len() / len;
+                let plain = Case::new(tensor(&set, (1, 4, lines / 4, len), dtype, &Device::Cpu)?);
+                let sinks = tensor(&[0.0, 40.0, -40.0, 3e4], 4, dtype, &Device::Cpu)?;
+                let second_half = (0..len).map(|i| u8::from(i >= len / 2)).collect::<Vec<_>>();
+                check(&plain)?;
+                check(&Case { sinks: Some(sinks), ..plain.clone() })?;
+                check(&Case { window: Some((len / 2, 1)), ..plain.clone() })?;
+                check(&Case { dropout: Some((0.2, 3)), ..plain.clone() })?;
+                check(&Case { mask: Some(Tensor::new(second_half, &Device::Cpu)?), rows: MaskedRows::Nan, ..plain })?;
             }
         }
     }

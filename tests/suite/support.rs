@@ -248,3 +248,37 @@ pub fn begin_low(len: usize) -> Vec<Vec<f64>> {
     }
     lines
 }
+
+/// Sets of lines, one behind the other, that are more or less far from each other: a few or most far from the rest, ever farther, or with
+/// nothing, NaN or ∞ in some.
+pub fn far_from_each_other(len: usize) -> Vec<Vec<f64>> {
+    const LINES: usize = 100;
+    let far: [fn(usize) -> f64; 8] = [
+        |i| if i % 10 == 3 { 30.0 } else { 0.0 },
+        |i| if i % 10 == 3 { -30.0 } else { 0.0 },
+        |i| [0.0, 60.0, -60.0][i % 3],
+        |i| 0.7 * i as f64,
+        |i| -0.7 * i as f64,
+        |i| if i % 40 < 20 { 1e4 } else { -1e4 },
+        |i| [0.0, 3.9, 4.1, -4.0, 8.9, -8.9, 9.1, -9.1][i % 8],
+        |i| if i < 50 { 0.0 } else { 5e4 },
+    ];
+    let mut sets: Vec<Vec<f64>> = far
+        .iter()
+        .map(|far| {
+            normal(LINES * len, 1.0, 3 + len as u64).into_iter().enumerate().map(|(i, x)| x + far(i / len)).collect()
+        })
+        .collect();
+    for (x, every, elements) in [
+        (f64::NEG_INFINITY, 7, len),
+        (f64::NEG_INFINITY, 2, len),
+        (f64::NEG_INFINITY, 1, len - 1),
+        (f64::NAN, 9, 1),
+        (f64::INFINITY, 3, 1),
+    ] {
+        let mut set = sets[0].clone();
+        set.chunks_exact_mut(len).step_by(every).for_each(|line| line[..elements].fill(x));
+        sets.push(set);
+    }
+    sets
+}

@@ -35,7 +35,7 @@ impl<T: Element> Rows<'_, T> {
     /// # Safety
     /// As of [`Pass::write`].
     #[inline(always)]
-    unsafe fn write_outside<S: Simd>(
+    pub(super) unsafe fn write_outside<S: Simd>(
         &self,
         place: &Place,
         range: &Range<usize>,
@@ -289,7 +289,11 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
     #[inline(always)]
     unsafe fn whole(&self, lines: Range<usize>, len: usize) {
         let block = BLOCK_VECTORS * T::Lanes::<S>::COUNT;
-        let short = if T::Lanes::<S>::SATURATES { most_kept::<S, T>() } else { block };
+        let short = match T::Lanes::<S>::SATURATES {
+            true if T::KEEP == Keep::Nowhere => most_kept::<S, T>(),
+            true => MAX_KEPT_LONG,
+            false => block,
+        };
         if len <= short && self.call.is_of_neighbours() {
             if let Some(out) = T::of(&self.out) {
                 // SAFETY: as promised by the caller.

@@ -3,17 +3,20 @@
 
 use super::logits::{first_lanes, keep_along, Call, Steps};
 use super::rows::Rows;
+use crate::cpu::at_once::{self, line_results, Batches, SHORT};
+use crate::cpu::element::Keep;
 use crate::cpu::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
-use crate::cpu::memory::{four_apart, three_apart, CacheLines, Elements, KeptLines};
+use crate::cpu::memory::{four_apart, three_apart, CacheLines, Elements, KeptLines, Scratch};
 use crate::cpu::random;
 use crate::cpu::rows::{
-    ahead_if, leaves_caches, sum_of_blocks, LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, SAMPLE_VECTORS,
+    ahead_if, block, blocks, leaves_caches, most_kept, most_of, rescale, sum_of_blocks, AHEAD_BLOCKS, BLOCK_VECTORS,
+    LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, SAMPLE_VECTORS,
 };
 use crate::cpu::statistics::one;
 use crate::cpu::Element;
 use crate::fused::{Place, Places, Window};
-use crate::state::{Number, Real};
+use crate::state::{Normalizer, Number, Real, SoftmaxState};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -28,6 +31,10 @@ const BATCHES: usize = IN_BATCHES * three_apart::<f32>(BATCH_BYTES / 4);
 const MOST_LIMITS: usize = 1 << 18;
 /// … each of which is there for so many scores at least, are written down as limits of the logits.
 const LIMITS_FROM: usize = 4;
+/// What logits are made from: scores, those and one tensor more, or what takes many registers.
+const ONE: usize = 1;
+const TWO: usize = 2;
+const MANY: usize = 3;
 /// Batches in work: of one the logits are made, one is summed and one written.
 const IN_BATCHES: usize = 3;
 /// Lines in work one by one: of one the logits are made, one is summed and one written; a power of two.
@@ -117,6 +124,8 @@ pub(super) fn limits<S: Simd, T: Element>(call: &Call<T>) -> Option<Vec<T::Real>
 /// What several lines are made from beside the scores, one after the other.
 struct Sources<'a, T: Element> {
     call: &'a Call<'a, T>,
+    /// The number of the first line.
+    first: usize,
     len: usize,
     places: Places<'a>,
     bias: [*const T; MAX_LANES],
@@ -128,15 +137,18 @@ struct Sources<'a, T: Element> {
     limit: [*const T::Real; MAX_LANES],
     /// −∞ where there is none.
     sinks: [T::Real; MAX_LANES],
+    /// Which elements dropout keeps.
+    kept: [u8; MAX_LANES * random::room(BATCH_LINE)],
 }
 
 impl<'a, T: Element> Sources<'a, T> {
-    /// For lines from this one on.
-    fn new(call: &'a Call<'a, T>, limits: Option<&'a [T::Real]>, line: usize, len: usize) -> Self {
+    /// For these lines.
+    fn new(call: &'a Call<'a, T>, limits: Option<&'a [T::Real]>, lines: &Range<usize>, len: usize) -> Self {
         Self {
             call,
+            first: lines.start,
             len,
-            places: call.geometry.places(line),
+            places: call.geometry.places(lines.start),
             bias: [std::ptr::null(); MAX_LANES],
             mask: [std::ptr::null(); MAX_LANES],
             shift: [T::Real::ZERO; MAX_LANES],
@@ -144,13 +156,14 @@ impl<'a, T: Element> Sources<'a, T> {
             limits,
             limit: [std::ptr::null(); MAX_LANES],
             sinks: [T::Real::NEG_INFINITY; MAX_LANES],
+            kept: [0; MAX_LANES * random::room(BATCH_LINE)],
         }
     }
+}
 
-    /// Finds those of the next `count` lines, at most [`MAX_LANES`].
-    ///
-    /// # Safety
-    /// The CPU has the instructions of `S`.
+impl<T: Element> Batches<T> for Sources<'_, T> {
+    type Line = Source<T>;
+
     #[inline(always)]
     unsafe fn find<S: Simd>(&mut self, count: usize) {
         let (call, len) = (self.call, self.len);
@@ -197,10 +210,27 @@ impl<'a, T: Element> Sources<'a, T> {
         }
     }
 
-    /// What line `i` of them is made from, whose scores these are.
     #[inline(always)]
-    fn source(&self, i: usize, scores: *const T) -> Source<T> {
+    fn line(&self, i: usize, scores: *const T) -> Source<T> {
         Source { scores, bias: self.bias[i], mask: self.mask[i], limit: self.limit[i], shift: self.shift[i] }
+    }
+
+    #[inline(always)]
+    fn sinks(&self) -> Option<&[T::Real; MAX_LANES]> {
+        self.call.sinks.is_some().then_some(&self.sinks)
+    }
+
+    #[inline(always)]
+    fn drops(&self) -> bool {
+        self.call.options.dropout.is_some()
+    }
+
+    #[inline(always)]
+    unsafe fn keep<S: Simd>(&mut self, first: usize, count: usize) -> (*const u8, usize) {
+        if let Some(dropout) = self.call.options.dropout {
+            random::along_each::<S>(dropout, self.first + first, count, self.len, &mut self.kept);
+        }
+        (self.kept.as_ptr(), random::room(self.len))
     }
 }
 
@@ -269,35 +299,6 @@ unsafe fn logits_sum<S: Simd, T: Element>(
             sum.sum_across() * T::Lanes::<S>::UNSCALE
         },
     )
-}
-
-/// What writes the results of a line, vector by vector.
-///
-/// # Safety
-/// The CPU has the instructions of `S`, the line's scaled exponentials are at `z`, `to` is valid for writes of the line, `keep`
-/// for reads of a byte for each and a vector more, and the function answered is called for vectors in a line.
-#[inline(always)]
-unsafe fn line_results<S: Simd, T: Element>(
-    z: *const T::Real,
-    to: *mut T,
-    ahead: usize,
-    scale: T::Real,
-    keep: Option<*const u8>,
-) -> impl FnMut(usize, usize) {
-    let scale = T::Lanes::<S>::splat(scale);
-    #[inline(always)]
-    move |i, count| {
-        // SAFETY of the block: as promised by the caller.
-        unsafe {
-            let mut result = T::Lanes::<S>::load(z.add(i)) * scale;
-            if let Some(keep) = keep {
-                result = result.where_kept(keep.add(i), T::Real::ZERO);
-            }
-            // Memory that is written is read first.
-            S::prefetch(to.wrapping_add(i + ahead));
-            T::put::<S>(result, to.add(i), count);
-        }
-    }
 }
 
 /// Lines whose maxima, and whose sums, are one vector: the steps from a vector to one number are shared.
@@ -420,7 +421,9 @@ impl<T: Element> Rows<'_, T> {
         let cap: Option<[T::Lanes<S>; 2]> = self.call.cap.map(|(inverse, cap)| [inverse, cap].map(Number::splat));
         let bias = self.call.bias.is_some() && self.call.geometry.bias_step != 0;
         let mask = self.call.mask.is_some() && self.limits.is_none();
-        let limited = self.call.options.window.is_some() || self.limits.is_some();
+        // Long lines are taken in parts that are in their windows.
+        let windowed = self.call.options.window.is_some() && len <= most_kept::<S, T>();
+        let limited = windowed || self.limits.is_some();
         // SAFETY of the block: the elements are there, and the rest by the caller's promise.
         // One loop for each combination, in a function of its own: what it captures is moved there, or it would be fetched again
         // for each vector.
@@ -442,7 +445,16 @@ impl<T: Element> Rows<'_, T> {
                 #[inline(always)]
                 move |of: &Source<T>, i: usize| {
                     ahead(of, i);
-                    S::prefetch((if bias { of.bias } else { of.scores }).wrapping_add(i));
+                    S::prefetch(of.bias.wrapping_add(i));
+                }
+            };
+            let any_ahead = {
+                #[inline(always)]
+                move |of: &Source<T>, i: usize| {
+                    ahead(of, i);
+                    if bias {
+                        S::prefetch(of.bias.wrapping_add(i));
+                    }
                 }
             };
             let shift = {
@@ -453,16 +465,18 @@ impl<T: Element> Rows<'_, T> {
                 #[inline(always)]
                 move |of: &Source<T>, i: usize, logit| T::Lanes::<S>::load(of.limit.add(i)).at_most(logit)
             };
+            // Where there is a number for all of a line it is added by the last of them.
+            let alone = self.call.bias.is_none();
             match (cap, bias, mask, limited) {
-                (None, false, false, false) => self.choose::<S>(
+                (None, false, false, false) if alone => self.choose::<S, ONE>(
                     lines,
                     len,
                     out,
                     ahead,
                     #[inline(always)]
-                    move |of, i, count| read(of, i, count).mul_add(scale, shift(of)),
+                    move |of, i, count| read(of, i, count) * scale,
                 ),
-                (None, true, false, false) => self.choose::<S>(
+                (None, true, false, false) => self.choose::<S, TWO>(
                     lines,
                     len,
                     out,
@@ -470,38 +484,38 @@ impl<T: Element> Rows<'_, T> {
                     #[inline(always)]
                     move |of, i, count| read(of, i, count).mul_add(scale, read_bias(of, i, count)),
                 ),
-                (None, false, true, false) => self.choose::<S>(
+                (None, false, true, false) if alone => self.choose::<S, TWO>(
                     lines,
                     len,
                     out,
                     ahead,
                     #[inline(always)]
                     move |of, i, count| {
-                        let logit = read(of, i, count).mul_add(scale, shift(of));
+                        let logit = read(of, i, count) * scale;
                         logit.where_some_kept(of.mask.add(i), count, none)
                     },
                 ),
-                (None, false, false, true) => self.choose::<S>(
+                (None, false, false, true) if alone => self.choose::<S, TWO>(
                     lines,
                     len,
                     out,
                     ahead,
                     #[inline(always)]
-                    move |of, i, count| within(of, i, read(of, i, count).mul_add(scale, shift(of))),
+                    move |of, i, count| within(of, i, read(of, i, count) * scale),
                 ),
-                (Some([inverse, cap]), false, false, false) => self.choose::<S>(
+                (Some([inverse, cap]), false, false, false) if alone => self.choose::<S, MANY>(
                     lines,
                     len,
                     out,
                     ahead,
                     #[inline(always)]
-                    move |of, i, count| (read(of, i, count) * inverse).tanh().mul_add(cap, shift(of)),
+                    move |of, i, count| (read(of, i, count) * inverse).tanh() * cap,
                 ),
-                (cap, ..) => self.choose::<S>(
+                (cap, ..) => self.choose::<S, MANY>(
                     lines,
                     len,
                     out,
-                    bias_ahead,
+                    any_ahead,
                     #[inline(always)]
                     move |of, i, count| {
                         let bias = if bias { read_bias(of, i, count) } else { shift(of) };
@@ -523,12 +537,14 @@ impl<T: Element> Rows<'_, T> {
     }
 
     /// Short lines are taken in batches, longer ones one by one: of those a batch leaves too little of the first cache.
-    /// `logit(source, start, count)` makes a vector of logits, and `ahead(source, start)` asks for what it is made from.
+    /// `logit(source, start, count)` makes a vector of logits, and `ahead(source, start)` asks for what it is made from. Where that takes
+    /// [many](MANY) registers, or two tensors of which one is of halves, logits of short lines are made apart from exponentials: a
+    /// softcap of lines of 64 f32s takes 0.41 ms so, and 0.49 together, a mask of bf16s 0.33 and 0.37, of f32s 0.35 and 0.30.
     ///
     /// # Safety
     /// As of [`short`](Self::short).
     #[inline(always)]
-    unsafe fn choose<S: Simd>(
+    unsafe fn choose<S: Simd, const READS: usize>(
         &self,
         lines: Range<usize>,
         len: usize,
@@ -542,18 +558,58 @@ impl<T: Element> Rows<'_, T> {
         };
         // SAFETY: as promised by the caller.
         unsafe {
-            if len <= BATCH_LINE {
+            let together = READS == ONE || READS == TWO && T::KEEP != Keep::Aside;
+            if T::Lanes::<S>::SATURATES && (together || len > BATCH_LINE) {
+                match (len, leaves_caches(&out)) {
+                    (SHORT, true) => self.at_once::<S, SHORT, true>(lines, len, out, ahead, logit),
+                    (SHORT, false) => self.at_once::<S, SHORT, false>(lines, len, out, ahead, logit),
+                    (..=BATCH_LINE, true) => self.at_once::<S, 0, true>(lines, len, out, ahead, logit),
+                    (..=BATCH_LINE, false) => self.at_once::<S, 0, false>(lines, len, out, ahead, logit),
+                    _ if len <= most_kept::<S, T>() => self.sampled::<S>(lines, len, out, ahead, logit),
+                    _ => self.long_of_neighbours::<S>(lines, len, out, ahead, logit),
+                }
+            } else if len <= BATCH_LINE {
                 // A loop of its own for each: with a distance that is no constant lines of 64 f32s with a bias took 1.06 times as long.
                 if leaves_caches(&out) {
                     self.in_batches::<S, true>(lines, len, out, ahead, logit)
                 } else {
                     self.in_batches::<S, false>(lines, len, out, ahead, logit)
                 }
-            } else if T::Lanes::<S>::SATURATES {
-                self.sampled::<S>(lines, len, out, ahead, logit)
             } else {
                 self.in_turns::<S>(lines, len, out, ahead, logit)
             }
+        }
+    }
+
+    /// Batches of lines that are read once: see [`at_once`].
+    ///
+    /// # Safety
+    /// As of [`short`](Self::short), with vectors that [saturate](Lanes::SATURATES).
+    #[inline(never)]
+    unsafe fn at_once<S: Simd, const LEN: usize, const LEAVES_CACHES: bool>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        ahead: impl Fn(&Source<T>, usize),
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+    ) {
+        let mut sources = Sources::new(&self.call, self.limits.as_deref(), &lines, len);
+        let (start, elements) = (lines.start * len, lines.len() * len);
+        let lines = at_once::Lines {
+            scores: self.call.scores.at(start, elements),
+            to: out.at(start, elements),
+            count: lines.len(),
+            len,
+            factor: self.call.most() * T::Lanes::<S>::UNSCALE,
+            of_nothing: self.call.scales::<T::Lanes<S>>(None).1,
+        };
+        // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
+        unsafe {
+            S::enter(
+                #[inline(always)]
+                || at_once::at_once::<S, T, _, LEN, LEAVES_CACHES>(&mut sources, lines, ahead, logit),
+            )
         }
     }
 
@@ -594,16 +650,15 @@ impl<T: Element> Rows<'_, T> {
     ) {
         let none = T::Lanes::<S>::splat(T::Real::NEG_INFINITY);
         let (mut batch, mut sources) =
-            (Batch::<S, T>::new(&self.call, len), Sources::new(&self.call, self.limits.as_deref(), lines.start, len));
-        let (first, all) = (lines.start * len, lines.len() * len);
-        let (scores, out) = (self.call.scores.at(first, all).cast_const(), out.at(first, all));
+            (Batch::<S, T>::new(&self.call, len), Sources::new(&self.call, self.limits.as_deref(), &lines, len));
+        let (start, elements) = (lines.start * len, lines.len() * len);
+        let (scores, out) = (self.call.scores.at(start, elements).cast_const(), out.at(start, elements));
         let (most, room, distance) = (batch.most, batch.room, ahead_if::<T>(LEAVES_CACHES));
         let batch_room = three_apart::<T::Real>(most * room);
         let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; BATCHES]);
         assert!(IN_BATCHES * batch_room <= BATCHES);
         let held = held.0.as_mut_ptr().cast::<T::Real>();
-        let mut kept = [0; random::room(MAX_BLOCK)];
-        let (count, batches) = (lines.len(), lines.len().div_ceil(most));
+        let (count, batches, drops) = (lines.len(), lines.len().div_ceil(most), sources.drops());
         for step in 0..batches + 2 {
             // The first line, by its number from that of all, of the batch that it is the turn of after so many steps, how many
             // there are, and where they are held.
@@ -620,17 +675,16 @@ impl<T: Element> Rows<'_, T> {
                 (turn(0), turn(1), turn(2));
             // SAFETY of the block: the elements are there, `held` has room for the lines in work; the rest by the caller's promise.
             unsafe {
-                let mut keep = {
-                    #[inline(always)]
-                    |line| keep_along::<S, T>(&self.call, lines.start + line, 0, len, &mut kept)
-                };
                 sources.find::<S>(to_read);
+                let (keep, keep_room) =
+                    if drops { sources.keep::<S>(written, to_write) } else { (std::ptr::null(), 0) };
                 if [to_read, to_sum, to_write] == [most; 3] {
                     for i in 0..most {
-                        let source = sources.source(i, scores.add((read + i) * len));
-                        let (keep, scale) = (keep(written + i), batch.scales[i]);
+                        let source = sources.line(i, scores.add((read + i) * len));
+                        let keep = drops.then(|| keep.add(i * keep_room));
+                        let scale = batch.scales[i];
                         let to = out.add((written + i) * len);
-                        let mut write = line_results::<S, T>(z_written.add(i * room), to, distance, scale, keep);
+                        let mut write = line_results::<S, T>(z_written.add(i * room), to, Some(distance), scale, keep);
                         let (z, mut max) = (z_read.add(i * room), none);
                         batch.sums[i] = line_sum::<S, T>(
                             z_sum.add(i * room),
@@ -649,7 +703,7 @@ impl<T: Element> Rows<'_, T> {
                     }
                 } else {
                     for i in 0..to_read {
-                        let source = sources.source(i, scores.add((read + i) * len));
+                        let source = sources.line(i, scores.add((read + i) * len));
                         let (z, mut max) = (z_read.add(i * room), none);
                         each::<T::Lanes<S>>(
                             0..len,
@@ -672,9 +726,10 @@ impl<T: Element> Rows<'_, T> {
                         );
                     }
                     for i in 0..to_write {
-                        let (keep, scale) = (keep(written + i), batch.scales[i]);
+                        let keep = drops.then(|| keep.add(i * keep_room));
+                        let scale = batch.scales[i];
                         let to = out.add((written + i) * len);
-                        let results = line_results::<S, T>(z_written.add(i * room), to, distance, scale, keep);
+                        let results = line_results::<S, T>(z_written.add(i * room), to, Some(distance), scale, keep);
                         each::<T::Lanes<S>>(0..len, results);
                     }
                 }
@@ -815,11 +870,11 @@ impl<T: Element> Rows<'_, T> {
                         // A loop of its own for each: asking in it takes a tenth of the time.
                         match keep {
                             None => {
-                                let results = line_results::<S, T>(z_before, to, distance, scale, None);
+                                let results = line_results::<S, T>(z_before, to, Some(distance), scale, None);
                                 logits_sum::<S, T>(&source, &logit, len, reference, z, ask, results)
                             }
                             keep => {
-                                let results = line_results::<S, T>(z_before, to, distance, scale, keep);
+                                let results = line_results::<S, T>(z_before, to, Some(distance), scale, keep);
                                 logits_sum::<S, T>(&source, &logit, len, reference, z, ask, results)
                             }
                         }
@@ -848,8 +903,147 @@ impl<T: Element> Rows<'_, T> {
             if let Some(last) = lines.len().checked_sub(1) {
                 let keep = keep_along::<S, T>(&self.call, lines.start + last, 0, len, &mut kept);
                 let to = out.at((lines.start + last) * len, len);
-                let results = line_results::<S, T>(z_before, to, distance, scale, keep);
+                let results = line_results::<S, T>(z_before, to, Some(distance), scale, keep);
                 each::<T::Lanes<S>>(0..len, results);
+            }
+        }
+    }
+
+    /// Lines of several blocks, whose [scaled](Lanes::scaled_exp) exponentials are kept where their results are to be or aside, each
+    /// block's relative to the reference it had: see [`rows`](crate::cpu::rows). `logit(source, start, count)` makes a vector of logits.
+    ///
+    /// # Safety
+    /// As of [`short`](Self::short), with vectors that [saturate](Lanes::SATURATES), and `len` ≤ [`MAX_KEPT_LONG`].
+    #[inline(never)]
+    unsafe fn long_of_neighbours<S: Simd>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        ahead: impl Fn(&Source<T>, usize),
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+    ) {
+        // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
+        unsafe {
+            S::enter(
+                #[inline(always)]
+                || self.long_inside::<S>(lines, len, out, ahead, logit),
+            )
+        }
+    }
+
+    /// # Safety
+    /// As of [`long_of_neighbours`](Self::long_of_neighbours).
+    #[inline(always)]
+    unsafe fn long_inside<S: Simd>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        ahead: impl Fn(&Source<T>, usize),
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+    ) {
+        let (call, steps) = (&self.call, self.call.steps_along());
+        let mut places = call.geometry.places(lines.start);
+        let mut last_sink = (usize::MAX, T::Real::NEG_INFINITY);
+        let most = T::Lanes::<S>::splat(call.most());
+        let (mut aside, mut dropped) = (Scratch::new(), [0; random::room(MAX_BLOCK)]);
+        let mut references = Vec::new();
+        let mut waiting = block::<T::Real>();
+        let waiting = waiting.0.as_mut_ptr().cast::<T::Real>();
+        let distance = call.ahead();
+        let distance_in = distance.max(AHEAD_BLOCKS * BLOCK_VECTORS * T::Lanes::<S>::COUNT);
+        // SAFETY of the block: the elements are there, and there is room for what is kept; the rest by the caller's promise.
+        unsafe {
+            for line in lines {
+                let place = places.next();
+                let keys = call.keys(place.query, &(0..len));
+                let (source, sink) = self.turn::<S>(&place, len, steps, &None, &mut last_sink);
+                let to = out.at(place.scores, len);
+                let kept: *mut T::Real = if T::KEEP == Keep::InOutput { to.cast() } else { aside.room(len) };
+                // What would take the place of the scores waits: a block of them may be needed a second time.
+                let over_scores = kept.cast_const().cast() == source.scores;
+                let mut state = SoftmaxState::empty();
+                references.clear();
+                for (start, len) in blocks::<T::Lanes<S>>(keys.clone()) {
+                    let kept = kept.add(start);
+                    let mut grown = start == keys.start;
+                    let sum = loop {
+                        if grown {
+                            let max = fold(
+                                len,
+                                T::Lanes::<S>::splat(T::Real::NEG_INFINITY),
+                                #[inline(always)]
+                                |max, i, count| logit(&source, start + i, count).or_greater(max),
+                                T::Lanes::<S>::or_greater,
+                            );
+                            state.grow(max.max_across());
+                        }
+                        let reference = T::Lanes::<S>::splat(state.reference());
+                        let sum = sum_of_long_terms(
+                            len,
+                            #[inline(always)]
+                            |i, count| {
+                                ahead(&source, start + i + distance_in);
+                                (logit(&source, start + i, count) - reference).scaled_exp()
+                            },
+                            #[inline(always)]
+                            |i, count, exp| {
+                                S::prefetch(kept.wrapping_add(i + distance));
+                                exp.put(if over_scores { waiting.add(i) } else { kept.add(i) }, count);
+                            },
+                        );
+                        let sum = sum.sum_across() * T::Lanes::<S>::UNSCALE;
+                        if grown || sum < most_of(len) {
+                            break sum;
+                        }
+                        grown = true;
+                    };
+                    state.add(sum);
+                    references.push(state.reference());
+                    if over_scores {
+                        kept.copy_from_nonoverlapping(waiting, len);
+                    }
+                }
+                if call.sinks.is_some() {
+                    state.push(sink);
+                }
+                let nothing = state.is_nothing();
+                let found = (!nothing).then(|| Normalizer { max: state.reference(), sum: state.sum() });
+                let (reference, scale) = call.scales::<T::Lanes<S>>(found);
+                self.write_outside::<S>(&place, &(0..len), &keys, (reference, scale));
+                let moved = |&(_, held): &(_, &T::Real)| !nothing && held.differs(reference);
+                for ((start, len), &held) in blocks::<T::Lanes<S>>(keys.clone()).zip(&references).filter(moved) {
+                    rescale::<T::Lanes<S>>(kept.add(start), len, held, reference);
+                }
+                let scale = T::Lanes::<S>::splat(scale);
+                let result = {
+                    #[inline(always)]
+                    |i: usize, count: usize| {
+                        S::prefetch(to.wrapping_add(i + distance));
+                        // The maximum alone may have come out a little over its sum.
+                        (T::Lanes::<S>::get(kept.add(i), count) * scale).at_most(most)
+                    }
+                };
+                if call.options.dropout.is_none() {
+                    let start = keys.start;
+                    T::write::<S>(
+                        to.add(start),
+                        keys.len(),
+                        #[inline(always)]
+                        |i, count| result(start + i, count),
+                    );
+                    continue;
+                }
+                for (start, len) in blocks::<T::Lanes<S>>(keys) {
+                    let Some(keep) = keep_along::<S, T>(call, line, start, len, &mut dropped) else { continue };
+                    T::write::<S>(
+                        to.add(start),
+                        len,
+                        #[inline(always)]
+                        |i, count| result(start + i, count).where_some_kept(keep.add(i), count, T::Real::ZERO),
+                    );
+                }
             }
         }
     }
@@ -929,7 +1123,7 @@ impl<T: Element> Rows<'_, T> {
                 let mut found = T::Lanes::<S>::splat(none);
                 let z = in_turns.held(step);
                 if let (Some((next, _)), Some(line), Some((written, to, scale, keep))) = (next, summed, written) {
-                    let mut write = line_results::<S, T>(in_turns.held(written), to, distance, scale, keep);
+                    let mut write = line_results::<S, T>(in_turns.held(written), to, Some(distance), scale, keep);
                     sum[line % IN_TURNS] = in_turns.sum::<S, T>(
                         line,
                         max[line % IN_TURNS],
@@ -963,7 +1157,7 @@ impl<T: Element> Rows<'_, T> {
                         );
                     }
                     if let Some((line, to, scale, keep)) = written {
-                        let results = line_results::<S, T>(in_turns.held(line), to, distance, scale, keep);
+                        let results = line_results::<S, T>(in_turns.held(line), to, Some(distance), scale, keep);
                         each::<T::Lanes<S>>(0..len, results);
                     }
                 }

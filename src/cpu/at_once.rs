@@ -1,0 +1,311 @@
+//! Short lines along the last dimension that are read once, where vectors [saturate](Lanes::SATURATES): a batch of them is summed
+//! relative to what the maximum of a line before was, and a sum tells where that was too far from its own. Maxima are found first only
+//! while they are too different.
+
+use super::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
+use super::level::Simd;
+use super::memory::{three_apart, CacheLines};
+use super::rows::{ahead_if, MOST_OF_SAMPLE};
+use super::Element;
+use crate::state::{Number, Real};
+use std::mem::MaybeUninit;
+
+/// Lines of this length, which attention has often, have a loop of their own: of f32s it takes 0.9 of the time.
+pub(super) const SHORT: usize = 64;
+
+/// Batches take so many bytes at most: two of them are to stay in the first cache.
+const BATCH_BYTES: usize = 8192;
+/// What two need room for, in numbers of 4 bytes.
+const BATCHES: usize = 2 * three_apart::<f32>(BATCH_BYTES / 4);
+/// What a sum is to be at least. Then the maximum of 256 elements is at most e⁹ times less than the reference, as it is at most that much
+/// greater: the farther it is, the more x − reference is rounded.
+const LEAST_SUM: f64 = 1.0 / 64.0;
+/// Lines whose maxima are so close to each other's have sums that are neither too small nor too great.
+const CLOSE: f64 = 4.0;
+/// A batch of which one in so many lines is not so is one for which it takes less time to find the maxima first.
+const FAR: usize = 4;
+
+/// Lines in their order, a batch at a time.
+pub(super) trait Batches<T: Element> {
+    /// What one line is made from.
+    type Line: Copy;
+
+    /// Finds what the next `count` lines are made from, at most [`MAX_LANES`].
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    unsafe fn find<S: Simd>(&mut self, count: usize);
+
+    /// What line `i` of them is made from, whose scores these are.
+    fn line(&self, i: usize, scores: *const T) -> Self::Line;
+
+    /// A further logit of each of them that has no result, if there are such.
+    fn sinks(&self) -> Option<&[T::Real; MAX_LANES]>;
+
+    /// Whether results are to be 0 where [`keep`](Self::keep) says so.
+    fn drops(&self) -> bool;
+
+    /// For `count` lines, from number `first` of all on, at most [`MAX_LANES`]: a byte for each element, and for a vector more, 0 for what
+    /// is to be 0; and how far apart lines have theirs.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and something is [to be dropped](Self::drops).
+    unsafe fn keep<S: Simd>(&mut self, first: usize, count: usize) -> (*const u8, usize);
+}
+
+/// Lines that are to become probabilities.
+pub(super) struct Lines<T: Element> {
+    /// Where the first one's scores are, and the others' behind them, …
+    pub scores: *const T,
+    /// … and where the results are to be.
+    pub to: *mut T,
+    pub count: usize,
+    /// How many elements each has.
+    pub len: usize,
+    /// What the results of a line add up to, times [`UNSCALE`](Lanes::UNSCALE).
+    pub factor: T::Real,
+    /// What there is instead of the factor over the sum where nothing of a line is above −∞.
+    pub of_nothing: T::Real,
+}
+
+/// What writes the results of a line, vector by vector.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, the line's scaled exponentials are at `z`, `to` is valid for writes of the line, `keep`
+/// for reads of a byte for each and a vector more, and the function answered is called for vectors in a line.
+#[inline(always)]
+pub(super) unsafe fn line_results<S: Simd, T: Element>(
+    z: *const T::Real,
+    to: *mut T,
+    ahead: Option<usize>,
+    scale: T::Real,
+    keep: Option<*const u8>,
+) -> impl FnMut(usize, usize) {
+    let scale = T::Lanes::<S>::splat(scale);
+    #[inline(always)]
+    move |i, count| {
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            let mut result = T::Lanes::<S>::load(z.add(i)) * scale;
+            if let Some(keep) = keep {
+                result = result.where_kept(keep.add(i), T::Real::ZERO);
+            }
+            // Memory that is written is read first.
+            if let Some(ahead) = ahead {
+                S::prefetch(to.wrapping_add(i + ahead));
+            }
+            T::put::<S>(result, to.add(i), count);
+        }
+    }
+}
+
+/// Σ exp(logit − reference) of a line in a vector, whose [scaled](Lanes::scaled_exp) terms are left at `kept`. `ask(start)` and
+/// `meanwhile(start, count)` are called for each vector, before and after its exponentials.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, the line is there, and at `kept` is room for it up to a whole vector.
+#[inline(always)]
+unsafe fn line_sum<S: Simd, T: Element>(
+    len: usize,
+    logit: impl Fn(usize, usize) -> T::Lanes<S>,
+    reference: T::Real,
+    kept: *mut T::Real,
+    ask: impl Fn(usize),
+    mut meanwhile: impl FnMut(usize, usize),
+) -> T::Lanes<S> {
+    let reference = T::Lanes::<S>::splat(reference);
+    sum_of_long_terms(
+        len,
+        #[inline(always)]
+        |i, count| {
+            ask(i);
+            (logit(i, count) - reference).scaled_exp()
+        },
+        #[inline(always)]
+        |i, count, exp: T::Lanes<S>| {
+            // SAFETY: as promised by the caller.
+            unsafe { exp.store(kept.add(i)) };
+            meanwhile(i, count);
+        },
+    )
+}
+
+/// Writes probabilities. While one batch is summed, the results of the one before are written.
+/// `logit(line, start, count)` makes a vector of logits, −∞ in lanes that are not of the line, and `ask(line, start)` asks for what it is
+/// made from. `LEN`: that of the lines, or 0 for any. `LEAVES_CACHES`: as of [`ahead_if`].
+///
+/// # Safety
+/// The CPU has the instructions of `S`, whose vectors [saturate](Lanes::SATURATES); the lines are there, their `len` is 1 to 256, and `to` is
+/// valid for writes of their results.
+#[inline(always)]
+pub(super) unsafe fn at_once<S: Simd, T: Element, B: Batches<T>, const LEN: usize, const LEAVES_CACHES: bool>(
+    batches: &mut B,
+    lines: Lines<T>,
+    ask: impl Fn(&B::Line, usize),
+    logit: impl Fn(&B::Line, usize, usize) -> T::Lanes<S>,
+) {
+    let Lines { scores, to, count, factor, of_nothing, .. } = lines;
+    let len = if LEN == 0 { lines.len } else { LEN };
+    let ([one, lowest], drops) = ([T::Real::ONE, T::Real::LOWEST], batches.drops());
+    let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
+    let most = (BATCH_BYTES / size_of::<T::Real>() / room).min(T::Lanes::<S>::COUNT);
+    let batch_room = three_apart::<T::Real>(most * room);
+    let mut kept = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; BATCHES]);
+    assert!(2 * batch_room <= BATCHES);
+    let kept = kept.0.as_mut_ptr().cast::<T::Real>();
+    // In the caches it takes less time not to ask for anything.
+    let distance = LEAVES_CACHES.then_some(ahead_if::<T>(true));
+    let [least_sum, most_sum] = [LEAST_SUM, MOST_OF_SAMPLE].map(T::Real::nearest);
+    // Of the batch that is summed: vectors whose sums these are, and what exponentials are relative to; of the one that is written: what
+    // they are multiplied with.
+    let (mut sums, mut references) = ([T::Lanes::<S>::splat(one); MAX_LANES], [T::Real::ZERO; MAX_LANES]);
+    let mut scales = [T::Real::ZERO; MAX_LANES];
+    // What all of the next batch is to be relative to, if its lines are expected to be close to each other.
+    let mut common = None;
+    let in_all = count.div_ceil(most);
+    for step in 0..in_all + 1 {
+        // The first line of the batch that it is the turn of after so many steps, how many there are, and where exponentials are kept.
+        let turn = {
+            #[inline(always)]
+            |after: usize| match step.checked_sub(after) {
+                Some(turn) if turn < in_all => {
+                    (turn * most, most.min(count - turn * most), kept.wrapping_add(turn % 2 * batch_room))
+                }
+                _ => (0, 0, kept),
+            }
+        };
+        let ((first, to_sum, kept), (written, to_write, kept_before)) = (turn(0), turn(1));
+        // SAFETY of the block: the elements are there, and there is room for the lines in work; the rest by the caller's promise.
+        unsafe {
+            batches.find::<S>(to_sum);
+            let (scores, to) = (scores.add(first * len), to.add(written * len));
+            let (keep, keep_room) = if drops { batches.keep::<S>(written, to_write) } else { (std::ptr::null(), 0) };
+            let line_of = {
+                #[inline(always)]
+                |batches: &B, i: usize| batches.line(i, scores.add(i * len))
+            };
+            // The maximum of line `i` and its sink. Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
+            let max_of = {
+                #[inline(always)]
+                |batches: &B, i: usize| {
+                    let line = line_of(batches, i);
+                    let max = fold(
+                        len,
+                        T::Lanes::<S>::splat(lowest),
+                        #[inline(always)]
+                        |max, i, count| logit(&line, i, count).or_greater(max),
+                        T::Lanes::<S>::or_greater,
+                    );
+                    batches.sinks().map_or(lowest, |sinks| sinks[i]).or_greater(max.max_across())
+                }
+            };
+            match common {
+                Some(reference) => references = [reference; MAX_LANES],
+                None => (0..to_sum).for_each(|i| references[i] = max_of(batches, i)),
+            }
+            if to_sum == most && to_write == most {
+                for i in 0..most {
+                    let line = line_of(batches, i);
+                    let to = to.add(i * len);
+                    // A loop of its own for each
+                    let sum_while = {
+                        #[inline(always)]
+                        |write| {
+                            line_sum::<S, T>(
+                                len,
+                                #[inline(always)]
+                                |i, count| logit(&line, i, count),
+                                references[i],
+                                kept.add(i * room),
+                                #[inline(always)]
+                                |i| {
+                                    if let Some(distance) = distance {
+                                        ask(&line, i + distance);
+                                    }
+                                },
+                                write,
+                            )
+                        }
+                    };
+                    sums[i] = if drops {
+                        let keep = Some(keep.add(i * keep_room));
+                        sum_while(line_results::<S, T>(kept_before.add(i * room), to, distance, scales[i], keep))
+                    } else {
+                        sum_while(line_results::<S, T>(kept_before.add(i * room), to, distance, scales[i], None))
+                    };
+                }
+            } else {
+                for i in 0..to_sum {
+                    let line = line_of(batches, i);
+                    sums[i] = line_sum::<S, T>(
+                        len,
+                        #[inline(always)]
+                        |i, count| logit(&line, i, count),
+                        references[i],
+                        kept.add(i * room),
+                        #[inline(always)]
+                        |i| {
+                            if let Some(distance) = distance {
+                                ask(&line, i + distance);
+                            }
+                        },
+                        #[inline(always)]
+                        |_, _| (),
+                    );
+                }
+                for (i, &scale) in scales[..to_write].iter().enumerate() {
+                    let keep = drops.then(|| keep.add(i * keep_room));
+                    let results =
+                        line_results::<S, T>(kept_before.add(i * room), to.add(i * len), distance, scale, keep);
+                    each::<T::Lanes<S>>(0..len, results);
+                }
+            }
+            let mut sum = T::Lanes::<S>::sum_of_each(&sums[..T::Lanes::<S>::COUNT]).unscaled();
+            if let Some(sinks) = batches.sinks() {
+                sum = sum + (T::Lanes::<S>::load(sinks.as_ptr()) - T::Lanes::<S>::load(references.as_ptr())).exp();
+            }
+            (T::Lanes::<S>::splat(factor) / sum).store(scales.as_mut_ptr());
+            let mut far = 0;
+            let [least, most] = [least_sum, most_sum].map(T::Lanes::<S>::splat);
+            if sum.at_most(most).or_greater(least).differs(sum) {
+                let mut found = [one; MAX_LANES];
+                sum.store(found.as_mut_ptr());
+                for i in 0..to_sum {
+                    if found[i] >= least_sum && found[i] <= most_sum {
+                        continue;
+                    }
+                    if common.is_some() {
+                        far += 1;
+                        references[i] = max_of(batches, i);
+                        let line = line_of(batches, i);
+                        let sum = line_sum::<S, T>(
+                            len,
+                            #[inline(always)]
+                            |i, count| logit(&line, i, count),
+                            references[i],
+                            kept.add(i * room),
+                            #[inline(always)]
+                            |_| (),
+                            #[inline(always)]
+                            |_, _| (),
+                        );
+                        let sink = batches.sinks().map(|sinks| (sinks[i] - references[i]).exp());
+                        found[i] = sum.sum_across() * T::Lanes::<S>::UNSCALE + sink.unwrap_or(T::Real::ZERO);
+                    }
+                    // The maximum alone adds 1, unless there is nothing.
+                    scales[i] = if found[i] < one { of_nothing } else { factor / found[i] };
+                }
+            }
+            if common.is_none() {
+                common = references[..to_sum].first().copied();
+                let close = T::Real::nearest(CLOSE);
+                let is_far =
+                    |&&max: &&T::Real| common.is_some_and(|common| max - common > close || common - max > close);
+                far = references[..to_sum].iter().filter(is_far).count();
+            }
+            if FAR * far > to_sum {
+                common = None;
+            }
+        }
+    }
+}
