@@ -116,11 +116,21 @@ struct RegisterLine {
         const auto number = [](const T* at) { return reinterpret_cast<uintptr_t>(at) / sizeof(T); };
         const int shift = static_cast<int>(number(from) - number(y)) & (SIZE - 1);
         from += start - shift;
+        // What lies behind a line's last pack is the next line's first, which threads of the same warp hold, but behind the warp's last line.
+        const int group = STEP ? STEP : step;
+        const bool last_line = threadIdx.x % 32 >= 32 - group;
         Pack<T, SIZE> packs[PACKS + 1];
 #pragma unroll
         for (int k = 0; k <= PACKS; k++) {
             packs[k] = no_pack<T, SIZE>();
-            access.load_if((k < PACKS || rank() == 0) && place(k) < left + shift, packs[k], from + place(k));
+            access.load_if((k < PACKS || (last_line && rank() == 0)) && place(k) < left + shift, packs[k], from + place(k));
+        }
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            // Units behind those that are shifted are not needed.
+            if (u * PER_UNIT >= shift) break;
+            const Unit<T> next_line = __shfl_down_sync(~0u, packs[0].units[u], group);
+            if (!last_line) packs[PACKS].units[u] = next_line;
         }
         shift_packs(packs, shift);
 #pragma unroll
