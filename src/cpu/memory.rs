@@ -1,7 +1,6 @@
 //! Memory that threads read and fill together.
 
 use super::threads;
-use crate::lines::Lines;
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -90,12 +89,12 @@ impl<'a, T> Elements<'a, T> {
     }
 }
 
-/// A vector of `len` elements, which `fill` writes, of these lines.
+/// A vector of `len` elements, which `fill` writes.
 ///
 /// # Safety
 /// `fill` writes every element, and reads none before.
-pub(super) unsafe fn filled<T: Copy + Send + Sync>(len: usize, lines: Lines, fill: impl FnOnce(Elements<T>)) -> Vec<T> {
-    let mut out = Unfilled::new(len, lines);
+pub(super) unsafe fn filled<T: Copy + Send + Sync>(len: usize, fill: impl FnOnce(Elements<T>)) -> Vec<T> {
+    let mut out = Unfilled::new(len);
     if len > 0 {
         fill(out.elements());
     }
@@ -110,12 +109,12 @@ pub(super) struct Unfilled<T> {
 }
 
 impl<T: Copy + Send + Sync> Unfilled<T> {
-    /// For what threads make of these lines.
-    pub fn new(len: usize, lines: Lines) -> Self {
+    /// For what threads are to write.
+    pub fn new(len: usize) -> Self {
         let mut out = Self { vec: Vec::with_capacity(len), len };
         ask_for_huge_pages(out.elements());
-        if lines.inner > 1 && lines.outer < rayon::current_num_threads() {
-            share_first_use(out.elements());
+        if !threads::alone() {
+            use_first(out.elements());
         }
         out
     }
@@ -264,20 +263,21 @@ fn ask_for_huge_pages<T: Copy>(elements: Elements<T>) {
 #[cfg(not(target_os = "linux"))]
 fn ask_for_huge_pages<T: Copy>(_: Elements<T>) {}
 
-/// Has each thread be the first to use pages of its own. Threads that write strips of lines side by side come to each page at about the same
-/// time, and the system clears one for each of them, of which it keeps the first: (4096, 4096) f32 took two threads as long as one.
+/// Has the caller alone be the first to use huge pages. Threads that do so side by side keep each other waiting, by how much changes from
+/// machine to machine and from hour to hour, and where strips of lines lie side by side they come to each page at about the same time, and the
+/// system clears one for each of them. With two threads, in turn: (4096, 4096) f32 8.9 to 9.4 ms, without 10.6 to 12.9; 1024 × 32768
+/// 13.3 to 13.6 and 10.7 to 15.8.
 #[cfg(target_os = "linux")]
-fn share_first_use<T: Copy + Send + Sync>(elements: Elements<T>) {
+fn use_first<T: Copy>(elements: Elements<T>) {
     const HUGE_PAGE: usize = 2 << 20;
     if elements.bytes() < HUGE_PAGES_FROM {
         return;
     }
-    threads::each(elements.bytes().div_ceil(HUGE_PAGE), usize::MAX, &|page| {
-        let first = page * HUGE_PAGE / size_of::<T>();
-        // SAFETY: the element is there, no other thread writes to it, and it is still to be filled.
-        unsafe { elements.at(first, 1).cast::<u8>().write(0) };
-    });
+    for first in (0..elements.len()).step_by(HUGE_PAGE / size_of::<T>()) {
+        // SAFETY: the element is there, and still to be filled. A write that must not be left out, though nothing reads what it wrote.
+        unsafe { elements.at(first, 1).cast::<u8>().write_volatile(0) };
+    }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn share_first_use<T: Copy + Send + Sync>(_: Elements<T>) {}
+fn use_first<T: Copy>(_: Elements<T>) {}

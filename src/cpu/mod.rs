@@ -58,9 +58,7 @@ const ENOUGH_LINES: usize = 64;
 pub(crate) fn softmax<T: Element>(src: &[T], lines: Lines, schedule: Schedule, output: Output) -> Vec<T> {
     // SAFETY: every element is of one line, and every line is written.
     unsafe {
-        filled(src.len(), lines, |out| {
-            Level::best().run(Forward { src: Elements::read(src), out, lines, schedule, output })
-        })
+        filled(src.len(), |out| Level::best().run(Forward { src: Elements::read(src), out, lines, schedule, output }))
     }
 }
 
@@ -84,7 +82,7 @@ pub(crate) fn softmax_inplace<T: Element>(xs: &mut [T], lines: Lines, schedule: 
 pub(crate) fn softmax_backward<T: Element>(y: &[T], g: &[T], lines: Lines, output: Output) -> Vec<T> {
     // SAFETY: every element is of one line, and every line is written.
     unsafe {
-        filled(y.len(), lines, |out| {
+        filled(y.len(), |out| {
             Level::best().run(Backward { y: Elements::read(y), g: Elements::read(g), out, lines, output })
         })
     }

@@ -51,7 +51,7 @@ impl<R: Real> Classes<'_, R> {
 pub(crate) fn log_sum_exp<T: Element>(src: &[T], lines: Lines) -> Vec<T::Real> {
     let src = Elements::read(src);
     // SAFETY: every line's is written.
-    unsafe { filled(lines.count(), lines, |out| Level::best().run(Statistics { src, out, lines, classes: None })) }
+    unsafe { filled(lines.count(), |out| Level::best().run(Statistics { src, out, lines, classes: None })) }
 }
 
 /// The statistics of each line of `src`.
@@ -59,9 +59,7 @@ pub(crate) fn line_statistics<T: Element>(src: &[T], lines: Lines, classes: Clas
     let src = Elements::read(src);
     let classes = Some(classes);
     // SAFETY: every line's are written.
-    unsafe {
-        filled(STATISTICS * lines.count(), lines, |out| Level::best().run(Statistics { src, out, lines, classes }))
-    }
+    unsafe { filled(STATISTICS * lines.count(), |out| Level::best().run(Statistics { src, out, lines, classes })) }
 }
 
 /// The gradient of the logits `src`, given the statistics of their lines and the gradients of those.
@@ -85,9 +83,7 @@ pub(crate) fn loss_backward<T: Element>(
     let classes = Classes { weights: classes.weights.filter(|_| classes.smooth), ..classes };
     // SAFETY: every element is of one line, and every line is written.
     unsafe {
-        filled(lines.elem_count(), lines, |out| {
-            Level::best().run(Backward { src, out, lines, classes, of_line: &of_line })
-        })
+        filled(lines.elem_count(), |out| Level::best().run(Backward { src, out, lines, classes, of_line: &of_line }))
     }
 }
 

@@ -27,7 +27,7 @@ where
 {
     // SAFETY: every place of every line is written.
     unsafe {
-        filled(lines.count() * k, lines, |places| {
+        filled(lines.count() * k, |places| {
             Level::best().run(TopK { xs: Elements::read(xs), places, len: lines.len, k })
         })
     }

@@ -366,7 +366,7 @@ pub(super) const CHUNK_BYTES: usize = 4096;
 const CHUNK_GROUPS: usize = 8;
 const CHUNK_SLOTS: usize = 7 * CHUNK_GROUPS;
 const GRID_SHARED_BYTES: usize = CHUNK_SLOTS * (CHUNK_BYTES + 16 + 8) + 8 + 2 * 16 * 8;
-/// Of lines longer than clusters hold: tensors of fewer bytes are faster split. 1 x 16777216 bf16 takes 1.29 to 1.31 copies, split 1.37.
+/// Of lines longer than clusters hold: tensors of fewer bytes are faster split. 1 x 16777216 bf16 takes 1.28 copies, split 1.37.
 const GRID_BYTES: usize = 16 << 20;
 /// Of lines of half precision that clusters hold, too, two blocks for each: 64 x 202048 16.7 us, in clusters of eight or sixteen 19.0;
 /// 64 x 256000 21.1 and 22.3; 64 x 151936 13.5 and 12.9.

@@ -78,18 +78,12 @@ pub(crate) fn forward(
         // SAFETY: every element is of one line, and every line is written.
         unsafe {
             Ok(match out {
-                DType::F16 => CpuStorage::F16(filled(len, geometry.lines, |out| {
-                    Level::best().run(ForwardTask(call, Any::F16(out)))
-                })),
-                DType::BF16 => CpuStorage::BF16(filled(len, geometry.lines, |out| {
-                    Level::best().run(ForwardTask(call, Any::BF16(out)))
-                })),
-                DType::F32 => CpuStorage::F32(filled(len, geometry.lines, |out| {
-                    Level::best().run(ForwardTask(call, Any::F32(out)))
-                })),
-                DType::F64 => CpuStorage::F64(filled(len, geometry.lines, |out| {
-                    Level::best().run(ForwardTask(call, Any::F64(out)))
-                })),
+                DType::F16 => CpuStorage::F16(filled(len, |out| Level::best().run(ForwardTask(call, Any::F16(out))))),
+                DType::BF16 => {
+                    CpuStorage::BF16(filled(len, |out| Level::best().run(ForwardTask(call, Any::BF16(out)))))
+                }
+                DType::F32 => CpuStorage::F32(filled(len, |out| Level::best().run(ForwardTask(call, Any::F32(out))))),
+                DType::F64 => CpuStorage::F64(filled(len, |out| Level::best().run(ForwardTask(call, Any::F64(out))))),
                 other => return Err(unsupported_dtype(other, NAME)),
             })
         }
@@ -136,9 +130,9 @@ pub(crate) fn backward(
 ) -> Result<Gradients<Option<CpuStorage>>> {
     fn run<T: Element + WithDType>(call: Call<T>, g: Any, wanted: Gradients<bool>) -> Gradients<Option<CpuStorage>> {
         let lines = call.geometry.lines;
-        let mut scores = wanted.scores.then(|| Unfilled::<T>::new(lines.elem_count(), lines));
-        let mut logits = wanted.logits.then(|| Unfilled::<T::Real>::new(lines.elem_count(), lines));
-        let mut sinks = wanted.sinks.then(|| Unfilled::<T::Real>::new(lines.count(), lines));
+        let mut scores = wanted.scores.then(|| Unfilled::<T>::new(lines.elem_count()));
+        let mut logits = wanted.logits.then(|| Unfilled::<T::Real>::new(lines.elem_count()));
+        let mut sinks = wanted.sinks.then(|| Unfilled::<T::Real>::new(lines.count()));
         Level::best().run(Backward {
             call,
             g,
