@@ -1,5 +1,5 @@
-//! Lines of a block at most, or that are kept in the first cache where vectors saturate, along the last dimension, whose logits are
-//! made of neighbours in memory.
+//! Lines along the last dimension whose logits are made of neighbours in memory: of a block at most or, where vectors saturate, that are
+//! kept, where their results are to be if not in the first cache.
 
 use super::logits::{first_lanes, keep_along, Call, Steps};
 use super::rows::Rows;
@@ -413,8 +413,8 @@ impl<T: Element> Rows<'_, T> {
     /// Short lines whose logits are made of neighbours in memory, to results of the scores' dtype.
     ///
     /// # Safety
-    /// As of [`Pass::whole`], with 0 < `len` ≤ a block, or [`most_kept`](crate::cpu::rows::most_kept) with vectors that
-    /// [saturate](Lanes::SATURATES), and `out` is where the results are to be.
+    /// As of [`Pass::whole`], with 0 < `len` ≤ a block or, with vectors that [saturate](Lanes::SATURATES), [`most_kept`], or
+    /// [`MAX_KEPT_LONG`](crate::cpu::rows::MAX_KEPT_LONG) but for f64, and `out` is where the results are to be.
     #[inline(always)]
     pub(super) unsafe fn short<S: Simd>(&self, lines: Range<usize>, len: usize, out: Elements<T>) {
         let (scale, none) = (T::Lanes::<S>::splat(self.call.scale), T::Real::NEG_INFINITY);
