@@ -13,8 +13,8 @@ use std::mem::MaybeUninit;
 /// Lines of this length, which attention has often, have a loop of their own: of f32s it takes 0.9 of the time.
 pub(super) const SHORT: usize = 64;
 
-/// Batches take so many bytes at most: two of them are to stay in the first cache.
-const BATCH_BYTES: usize = 8192;
+/// Batches take so many bytes at most: two of them, or three where logits are made apart, are to stay in the first cache.
+pub(super) const BATCH_BYTES: usize = 8192;
 /// What two need room for, in numbers of 4 bytes.
 const BATCHES: usize = 2 * three_apart::<f32>(BATCH_BYTES / 4);
 /// What a sum is to be at least. Then the maximum of 256 elements is at most e⁹ times less than the reference, as it is at most that much

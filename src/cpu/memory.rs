@@ -1,6 +1,5 @@
 //! Memory that threads read and fill together.
 
-use super::threads;
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -113,9 +112,7 @@ impl<T: Copy + Send + Sync> Unfilled<T> {
     pub fn new(len: usize) -> Self {
         let mut out = Self { vec: Vec::with_capacity(len), len };
         ask_for_huge_pages(out.elements());
-        if !threads::alone() {
-            use_first(out.elements());
-        }
+        use_first(out.elements());
         out
     }
 
@@ -263,14 +260,14 @@ fn ask_for_huge_pages<T: Copy>(elements: Elements<T>) {
 #[cfg(not(target_os = "linux"))]
 fn ask_for_huge_pages<T: Copy>(_: Elements<T>) {}
 
-/// Has the caller alone be the first to use huge pages. Threads that do so side by side keep each other waiting, by how much changes from
-/// machine to machine and from hour to hour, and where strips of lines lie side by side they come to each page at about the same time, and the
-/// system clears one for each of them. With two threads, in turn: (4096, 4096) f32 8.9 to 9.4 ms, without 10.6 to 12.9; 1024 × 32768
-/// 13.3 to 13.6 and 10.7 to 15.8.
+/// Has the caller alone be the first to use huge pages, where there are more threads; that is asked of large outputs only, since it may
+/// start them. Threads that do so side by side keep each other waiting, by how much changes from machine to machine and from hour to hour, and
+/// where strips of lines lie side by side they come to each page at about the same time, and the system clears one for each of them. With
+/// two threads, in turn: (4096, 4096) f32 8.9 to 9.4 ms, without 10.6 to 12.9; 1024 × 32768 13.3 to 13.6 and 10.7 to 15.8.
 #[cfg(target_os = "linux")]
 fn use_first<T: Copy>(elements: Elements<T>) {
     const HUGE_PAGE: usize = 2 << 20;
-    if elements.bytes() < HUGE_PAGES_FROM {
+    if elements.bytes() < HUGE_PAGES_FROM || super::threads::alone() {
         return;
     }
     for first in (0..elements.len()).step_by(HUGE_PAGE / size_of::<T>()) {

@@ -3,7 +3,7 @@
 
 use super::logits::{first_lanes, keep_along, Call, Steps};
 use super::rows::Rows;
-use crate::cpu::at_once::{self, line_results, Batches, SHORT};
+use crate::cpu::at_once::{self, line_results, Batches, BATCH_BYTES, SHORT};
 use crate::cpu::element::Keep;
 use crate::cpu::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
@@ -21,11 +21,9 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Lines of up to so many elements are taken in batches, which of 200 f32s takes 0.8 of the time that they take one by one (AVX-512;
-/// AVX2 1.04), …
+/// AVX2 1.04).
 const BATCH_LINE: usize = 256;
-/// … which take so many bytes at most: three of them are to stay in the first cache.
-const BATCH_BYTES: usize = 8192;
-/// What three need room for, in numbers of 4 bytes.
+/// What three batches need room for, in numbers of 4 bytes.
 const BATCHES: usize = IN_BATCHES * three_apart::<f32>(BATCH_BYTES / 4);
 /// Masks of up to so many elements, …
 const MOST_LIMITS: usize = 1 << 18;
