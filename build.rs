@@ -45,6 +45,7 @@ mod cuda {
         (90, "kernels/hopper/cluster_softmax", ALL),
         (90, "kernels/hopper/cluster_any_softmax", ALL),
         (90, "kernels/hopper/shared_softmax", HALF),
+        (90, "kernels/hopper/resident_softmax", HALF),
         (90, "kernels/hopper/strip_softmax", ALL_BUT_DOUBLE),
         (90, "kernels/hopper/strip_wide_softmax", ALL_BUT_DOUBLE),
         (90, "kernels/hopper/strip_any_softmax", ALL_BUT_DOUBLE),

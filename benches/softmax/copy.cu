@@ -5,7 +5,7 @@ typedef unsigned long long u64;
 
 // A copy that keeps four 128-bit loads of a thread in flight. A block takes tiles of 4 × blockDim vectors in turn, so the
 // grid may have a block for every tile or fewer. Both pointers are 16-byte aligned.
-template <bool streaming>
+template <bool streaming_loads, bool streaming_stores>
 __device__ void copy(const uint4 *__restrict__ src, uint4 *__restrict__ dst, u64 bytes)
 {
     const u64 vectors = bytes / 16;
@@ -16,10 +16,10 @@ __device__ void copy(const uint4 *__restrict__ src, uint4 *__restrict__ dst, u64
             uint4 held[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                held[i] = streaming ? __ldcs(src + at + i * blockDim.x) : src[at + i * blockDim.x];
+                held[i] = streaming_loads ? __ldcs(src + at + i * blockDim.x) : src[at + i * blockDim.x];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                if (streaming) __stcs(dst + at + i * blockDim.x, held[i]);
+                if (streaming_stores) __stcs(dst + at + i * blockDim.x, held[i]);
                 else dst[at + i * blockDim.x] = held[i];
             }
         } else {
@@ -35,12 +35,18 @@ __device__ void copy(const uint4 *__restrict__ src, uint4 *__restrict__ dst, u64
 
 extern "C" __global__ void __launch_bounds__(256) copy_cached(const uint4 *__restrict__ src, uint4 *__restrict__ dst, u64 bytes)
 {
-    copy<false>(src, dst, bytes);
+    copy<false, false>(src, dst, bytes);
 }
 
 extern "C" __global__ void __launch_bounds__(256) copy_streaming(const uint4 *__restrict__ src, uint4 *__restrict__ dst, u64 bytes)
 {
-    copy<true>(src, dst, bytes);
+    copy<true, true>(src, dst, bytes);
+}
+
+// What is read makes room in the cache for what is written.
+extern "C" __global__ void __launch_bounds__(256) copy_kept(const uint4 *__restrict__ src, uint4 *__restrict__ dst, u64 bytes)
+{
+    copy<true, false>(src, dst, bytes);
 }
 
 // Adds to `found` how many elements are not a number: without its sign, the bit pattern is above that of infinity.

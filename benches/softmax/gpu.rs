@@ -65,29 +65,44 @@ struct Gpu {
 /// The kernels of `copy.cu`.
 struct Kernels {
     copy_cached: CudaFunction,
+    copy_kept: CudaFunction,
     copy_streaming: CudaFunction,
     count_nan_f32: CudaFunction,
     count_nan_f16: CudaFunction,
     count_nan_bf16: CudaFunction,
 }
 
+/// What of the L2 cache a copy makes use of: all, all for what it writes, or none.
+#[derive(Clone, Copy)]
+enum Caching {
+    Cached,
+    Kept,
+    Streaming,
+}
+
 #[derive(Clone, Copy)]
 struct CopyVariant {
-    streaming: bool,
+    caching: Caching,
     /// As many blocks as the GPU holds at a time, or one for every tile.
     resident: bool,
 }
 
 impl CopyVariant {
-    const ALL: [Self; 4] = [
-        Self { streaming: false, resident: false },
-        Self { streaming: false, resident: true },
-        Self { streaming: true, resident: false },
-        Self { streaming: true, resident: true },
+    const ALL: [Self; 6] = [
+        Self { caching: Caching::Cached, resident: false },
+        Self { caching: Caching::Cached, resident: true },
+        Self { caching: Caching::Kept, resident: false },
+        Self { caching: Caching::Kept, resident: true },
+        Self { caching: Caching::Streaming, resident: false },
+        Self { caching: Caching::Streaming, resident: true },
     ];
 
     fn name(self) -> String {
-        let hint = if self.streaming { "streaming" } else { "cached" };
+        let hint = match self.caching {
+            Caching::Cached => "cached",
+            Caching::Kept => "kept",
+            Caching::Streaming => "streaming",
+        };
         format!("{hint} {}", if self.resident { "resident" } else { "tiles" })
     }
 }
@@ -368,7 +383,11 @@ impl Gpu {
 
     fn own_copy<'a>(&'a self, case: &'a Case, variant: CopyVariant) -> Result<Launch<'a>> {
         let kernels = self.kernels.as_ref().context("the copy kernel was not compiled")?;
-        let function = if variant.streaming { &kernels.copy_streaming } else { &kernels.copy_cached };
+        let function = match variant.caching {
+            Caching::Cached => &kernels.copy_cached,
+            Caching::Kept => &kernels.copy_kept,
+            Caching::Streaming => &kernels.copy_streaming,
+        };
         let (from, to, bytes) = (pointer(&case.flat)?, pointer(&case.out)?, case.bytes() as u64);
         ensure!(from % 16 == 0 && to % 16 == 0, "candle's allocations are not aligned");
         let tiles = bytes.div_ceil(u64::from(4 * 16 * COPY_BLOCK)).max(1);
@@ -553,6 +572,7 @@ impl Kernels {
         let module = stream.context().load_module(ptx).context("loading the copy kernel")?;
         Ok(Self {
             copy_cached: module.load_function("copy_cached")?,
+            copy_kept: module.load_function("copy_kept")?,
             copy_streaming: module.load_function("copy_streaming")?,
             count_nan_f32: module.load_function("count_nan_f32")?,
             count_nan_f16: module.load_function("count_nan_f16")?,

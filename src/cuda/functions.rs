@@ -80,6 +80,7 @@ impl Key {
             Kernel::Strip(Strips::Narrow) => packed("strip", true),
             Kernel::Strip(Strips::Wide) => packed("strip_wide", true),
             Kernel::Strip(Strips::Any) => packed("strip", false),
+            Kernel::Resident => format!("resident_{log}softmax"),
             Kernel::BackwardColumns => "backward_columns".into(),
             Kernel::BackwardReduce => "backward_reduce".into(),
             Kernel::BackwardTile { words } => format!("tile_backward_{words}"),
@@ -201,7 +202,7 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
         let wide = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         function.set_attribute(wide, 1).w()?;
     }
-    if let Kernel::Strip(_) | Kernel::Grid | Kernel::Shared { .. } = key.kernel {
+    if let Kernel::Strip(_) | Kernel::Grid | Kernel::Shared { .. } | Kernel::Resident = key.kernel {
         let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         function.set_attribute(most, facts.shared_bytes as i32).w()?;
     }
@@ -333,6 +334,7 @@ mod tests {
                     Kernel::Strip(Strips::Narrow),
                     Kernel::Strip(Strips::Wide),
                     Kernel::Strip(Strips::Any),
+                    Kernel::Resident,
                     Kernel::BackwardTile { words: 17 },
                     Kernel::Tile { words: 9 },
                     Kernel::Tile { words: 17 },

@@ -208,6 +208,13 @@ pub(super) fn softmax<T: CudaElement>(
             let addresses = &mut [address_of(&mut map), address_of(&mut y), len, inner, count, rows, before];
             unsafe { launch_with(&stream, key(plan.kernel), device, plan, addresses) }
         }
+        Kernel::Resident => {
+            let (mut x, mut y) = (x, y);
+            let mut numbers = [len, inner, parameter].map(|number| number as i32);
+            let [len, inner, rows] = numbers.each_mut().map(address_of);
+            let addresses = &mut [address_of(&mut x), address_of(&mut y), len, inner, rows];
+            unsafe { launch_with(&stream, key(plan.kernel), device, plan, addresses) }
+        }
         kernel => {
             let arguments = match kernel {
                 Kernel::Warp { .. } | Kernel::Block { .. } | Kernel::Cluster { .. } => {

@@ -42,10 +42,11 @@ pub(crate) enum Family {
     Split,
     Column,
     Strip,
+    Resident,
 }
 
 impl Family {
-    pub const ALL: [(&'static str, Self); 10] = [
+    pub const ALL: [(&'static str, Self); 11] = [
         ("online", Self::Online),
         ("reduce", Self::Reduce),
         ("tile", Self::Tile),
@@ -56,6 +57,7 @@ impl Family {
         ("split", Self::Split),
         ("column", Self::Column),
         ("strip", Self::Strip),
+        ("resident", Self::Resident),
     ];
 }
 
@@ -111,6 +113,8 @@ pub(crate) enum Kernel {
     },
     /// The same on Hopper, for long ones: clusters go from strip to strip, and fetch the next one ahead.
     Strip(Strips),
+    /// Lines side by side in the shared memory and registers of a block or two, each of which has a multiprocessor to itself.
+    Resident,
     /// The gradient, out of the result and its gradient: read twice by one thread or one block, …
     BackwardColumns,
     BackwardReduce,
@@ -244,6 +248,7 @@ impl Kernel {
                 | Kernel::Grid
                 | Kernel::Shared { .. }
                 | Kernel::Strip(_)
+                | Kernel::Resident
         )
     }
 
@@ -399,6 +404,17 @@ const WIDE_COLUMN_BLOCK: usize = 512;
 const STRIP_BLOCK: usize = 256;
 const STRIP_CLUSTERS: [usize; WIDE_CLUSTER] = [264, 132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14];
 const STRIP_MULTIPROCESSORS: usize = 132;
+/// As `kernels/resident_softmax.cuh` has it: threads of a block, columns of a strip, rows of a step, and the steps in registers and in
+/// shared memory.
+const RESIDENT_BLOCK: usize = 512;
+const RESIDENT_COLUMNS: usize = 64;
+const RESIDENT_ROWS: usize = 64;
+const RESIDENT_HELD: usize = 6;
+const RESIDENT_COPIED: usize = 27;
+/// Chosen from this many rows of a block on, where blocks have nine tenths of the multiprocessors. On an H100, bf16: (4096, 4096) dim 0 25.1
+/// us, strips that are fetched ahead 27.9; (2048, 8192) 24.5 and 26.9; (1800, 8192) 21.9 and 23.8; (3200, 4096) 20.2 and 20.3; (1500, 8192)
+/// 18.6 and 17.9.
+const RESIDENT_LEAST: usize = 1700;
 /// Boxes that are copied at once have up to this many rows, a multiple of the other.
 pub(crate) const MAX_BOX_ROWS: usize = 256;
 const BOX_ROWS: usize = 8;
@@ -867,6 +883,7 @@ fn chosen(lines: Lines, output: Output, elements: Elements, device: DeviceFacts)
     } else {
         match lines.len < SHORT_COLUMN && lines.count() >= MANY {
             true => &[Family::Online],
+            false if resident_is_best(lines, elements, device) => &[Family::Resident],
             false => &[Family::Strip, Family::Column],
         }
     };
@@ -890,6 +907,7 @@ fn of_family(family: Family, lines: Lines, elements: Elements, device: DeviceFac
         Family::Split => split(lines, elements, device),
         Family::Column => column(lines, elements, device),
         Family::Strip => strip(lines, elements, device),
+        Family::Resident => resident(lines, elements, device),
     }
 }
 
@@ -1228,6 +1246,39 @@ fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan>
     })
 }
 
+/// Whether strips of half precision that fill the GPU once are better off than with the next ones fetched ahead.
+fn resident_is_best(lines: Lines, elements: Elements, device: DeviceFacts) -> bool {
+    let full = |plan: Plan| 10 * plan.grid.0 as usize >= 9 * device.multiprocessors;
+    let long = |plan: Plan| plan.parameter as usize >= RESIDENT_LEAST;
+    resident(lines, elements, device).is_some_and(|plan| full(plan) && long(plan))
+}
+
+/// Strips of half precision that multiprocessors, or pairs of them, hold all at once.
+fn resident(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
+    let blocks = lines.len.div_ceil((RESIDENT_HELD + RESIDENT_COPIED) * RESIDENT_ROWS);
+    let strips = lines.inner.div_ceil(RESIDENT_COLUMNS).saturating_mul(lines.outer);
+    let rows = lines.len.div_ceil(blocks);
+    let copied = rows.div_ceil(RESIDENT_ROWS).saturating_sub(RESIDENT_HELD);
+    // Of the parts of every warp, every block and the whole, and a barrier
+    let states = (RESIDENT_BLOCK / WARP + blocks + 1) * RESIDENT_COLUMNS;
+    let shared_bytes = copied * RESIDENT_BLOCK * PACK_BYTES + states * 8 + 8;
+    let possible = device.compute_capability >= 90
+        && device.shared_bytes >= shared_bytes
+        && lines.inner > 1
+        && elements.size == 2
+        && (lines.inner * elements.size).is_multiple_of(PACK_BYTES)
+        && elements.input_alignment.is_multiple_of(PACK_BYTES)
+        && elements.output_alignment.is_multiple_of(PACK_BYTES)
+        && blocks <= 2
+        && strips <= device.multiprocessors / blocks;
+    possible.then(|| Plan {
+        cluster: blocks as u32,
+        shared_bytes: shared_bytes as u32,
+        parameter: rows as i32,
+        ..plan(Kernel::Resident, strips * blocks, RESIDENT_BLOCK)
+    })
+}
+
 /// Strips that are fetched ahead.
 fn strip(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
     let row = lines.inner * elements.size;
@@ -1375,7 +1426,12 @@ mod tests {
             (lines(1 << 16, 701, 1), F32, tile(33), tile(33)),
             (lines(1 << 16, 777, 1), F32, any_block(16), any_block(16)),
             (lines(8, 4096, 4096), F32, wide, Kernel::OnlineColumns),
-            (lines(1, 4096, 4096), BF16, narrow, Kernel::OnlineColumns),
+            (lines(1, 4096, 4096), BF16, Kernel::Resident, Kernel::OnlineColumns),
+            (lines(1, 4096, 4104), BF16, Kernel::Resident, Kernel::OnlineColumns),
+            (lines(1, 4225, 4096), BF16, narrow, Kernel::OnlineColumns),
+            (lines(1, 4096, 3000), BF16, narrow, Kernel::Reduce),
+            (lines(1, 3200, 4096), BF16, narrow, Kernel::OnlineColumns),
+            (lines(2, 2048, 4096), BF16, Kernel::Resident, Kernel::OnlineColumns),
             (lines(1, 4096, 4096), F32, narrow, Kernel::OnlineColumns),
             (lines(64, 1000, 128), F32, narrow, column(4, 16, true)),
             (lines(64, 1000, 128), BF16, column(4, 16, true), column(4, 16, true)),
@@ -1857,6 +1913,19 @@ mod tests {
                 assert!(strips.count(lines, elements.size) >= grid / plan.cluster as usize, "{what}");
                 // Two blocks, and what the system takes of each.
                 assert!(2 * (plan.shared_bytes + 1024) <= 228 << 10, "{what}");
+            }
+            Kernel::Resident => {
+                let (rows, blocks) = (plan.parameter as usize, plan.cluster as usize);
+                assert!(rows * blocks >= lines.len && rows * (blocks - 1) < lines.len && blocks <= 2, "{what}");
+                assert!(
+                    grid == lines.inner.div_ceil(64) * lines.outer * blocks && grid <= device.multiprocessors,
+                    "{what}"
+                );
+                let copied = rows.div_ceil(64).saturating_sub(6);
+                // No more steps than the kernel waits for
+                assert!(block == 512 && copied <= 28 && elements.size == 2 && lines.inner.is_multiple_of(8), "{what}");
+                assert!(plan.shared_bytes as usize >= copied * 512 * 16 + (16 + blocks + 1) * 64 * 8 + 8, "{what}");
+                assert!(plan.shared_bytes as usize <= device.shared_bytes, "{what}");
             }
             _ => {}
         }

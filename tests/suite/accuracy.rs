@@ -225,6 +225,46 @@ fn long_lines_that_begin_low() -> Result<()> {
     Ok(())
 }
 
+/// The same side by side, of tensors that the multiprocessors hold at once: one of them a strip, and two, the last of which is narrower.
+#[test]
+fn columns_that_begin_low() -> Result<()> {
+    let Some(gpu) = gpu() else {
+        eprintln!("skipped: there is no GPU, or feature `cuda` is off");
+        return Ok(());
+    };
+    for (outer, len, inner, dtype) in
+        [(2, 1501, 4096, DType::BF16), (1, 4101, 4104, DType::F16), (1, 300, 136, DType::BF16)]
+    {
+        if !within_cap(outer * len * inner) {
+            continue;
+        }
+        let mut lines = begin_low(len);
+        let with = |place: usize, x: f64| {
+            let mut line = lines[0].clone();
+            line[place] = x;
+            line
+        };
+        let others = [
+            with(len - 1, f64::NAN),
+            with(0, f64::INFINITY),
+            with(len - 1, f64::INFINITY),
+            with(len / 2, 60_000.0),
+            vec![f64::NEG_INFINITY; len],
+            normal(len, 30.0, 3),
+        ];
+        lines.extend(others);
+        // Neighbours are of different kinds, and each kind is in all places of a pack.
+        let count = lines.len() | 1;
+        lines.resize(count, vec![0.3; len]);
+        let numbers: Vec<f64> = (0..outer * len * inner).map(|i| lines[i % inner % count][i / inner % len]).collect();
+        let xs = tensor(&numbers, (outer, len, inner), dtype, &gpu)?;
+        for op in Op::ANY_DIM {
+            check(op, &xs, 1)?;
+        }
+    }
+    Ok(())
+}
+
 /// Across another dimension, where the schedules walk lines side by side.
 #[test]
 fn columns() -> Result<()> {
