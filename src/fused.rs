@@ -140,60 +140,66 @@ impl Geometry {
     }
 
     pub fn place(&self, line: usize) -> Place {
-        let mut place = Place::default();
-        let mut rest = line;
+        self.place_and_rest(line).0
+    }
+
+    /// And how many steps along the last axis lead there.
+    fn place_and_rest(&self, line: usize) -> (Place, usize) {
+        let (mut place, mut rest, mut steps) = (Place::default(), line, 0);
         for axis in &self.axes {
             // A division takes longer than the rest.
-            let i = if axis.line == 1 { rest } else { rest / axis.line };
-            rest -= i * axis.line;
-            place.step(axis, i);
+            steps = if axis.line == 1 { rest } else { rest / axis.line };
+            rest -= steps * axis.line;
+            place.step(axis, steps);
         }
-        place
+        (place, steps)
     }
 
     /// The places of the lines from `line` on.
     pub fn places(&self, line: usize) -> Places<'_> {
-        Places { geometry: self, line, place: Place::default(), left: 0 }
+        Places { geometry: self, line, place: Place::default(), evenly: 0 }
     }
 }
 
 /// The places of one line after the other.
 pub(crate) struct Places<'a> {
     geometry: &'a Geometry,
-    /// The next line.
+    /// The next line, …
     line: usize,
-    /// Where the one before is, …
+    /// … and how many lines from it on are evenly apart along the last axis; or 0 where it is not known yet.
+    evenly: usize,
+    /// Where the next line is, if it is known.
     place: Place,
-    /// … and how many a step along the last axis leads to.
-    left: usize,
 }
 
 impl Places<'_> {
+    /// How many lines from the next one on, which there is, are evenly apart.
+    #[inline(always)]
+    pub fn evenly(&mut self) -> usize {
+        if self.evenly == 0 {
+            let (place, steps) = self.geometry.place_and_rest(self.line);
+            self.place = place;
+            self.evenly = self.geometry.axes.last().map_or(1, |axis| axis.size - steps);
+        }
+        self.evenly
+    }
+
     /// The next line's, which there is.
     #[inline(always)]
     pub fn next(&mut self) -> Place {
-        match self.geometry.axes.last() {
-            Some(axis) if self.left > 0 => self.place.step(axis, 1),
-            last => {
-                self.place = self.geometry.place(self.line);
-                self.left = last.map_or(1, |axis| axis.size - self.line % axis.size);
-            }
-        }
-        self.line += 1;
-        self.left -= 1;
-        self.place
+        self.run(1).0
     }
 
     /// The next lines that are evenly apart, `most` at most, of those that there are: the first one's place, how many, and the
     /// axis that they are along.
     #[inline(always)]
     pub fn run(&mut self, most: usize) -> (Place, usize, Axis) {
-        let (first, more) = (self.next(), self.left.min(most - 1));
+        let (count, first) = (self.evenly().min(most), self.place);
         let axis = self.geometry.axes.last().copied().unwrap_or_default();
-        self.place.step(&axis, more);
-        self.line += more;
-        self.left -= more;
-        (first, 1 + more, axis)
+        self.place.step(&axis, count);
+        self.line += count;
+        self.evenly -= count;
+        (first, count, axis)
     }
 }
 

@@ -29,18 +29,26 @@ const FAR: usize = 4;
 pub(super) trait Batches<T: Element> {
     /// What one line is made from.
     type Line: Copy;
+    /// Where what lines are made from is found: a copy of its own, or it would be read anew after each store of a result.
+    type Found<'a>: Copy
+    where
+        Self: 'a;
 
-    /// Finds what the next `count` lines are made from, at most [`MAX_LANES`].
+    /// Finds what the next lines are made from, of `count` that there are: some batches of `most` lines, or the last one, which may have
+    /// fewer. Answers how many lines these are.
     ///
     /// # Safety
-    /// The CPU has the instructions of `S`.
-    unsafe fn find<S: Simd>(&mut self, count: usize);
+    /// The CPU has the instructions of `S`, whose vectors have no fewer lanes than `most`.
+    unsafe fn find<S: Simd>(&mut self, count: usize, most: usize) -> usize;
 
-    /// What line `i` of them is made from, whose scores these are.
-    fn line(&self, i: usize, scores: *const T) -> Self::Line;
+    /// Line `i` of those that were found and the ones behind it.
+    fn from(&self, i: usize) -> Self::Found<'_>;
 
-    /// A further logit of each of them that has no result, if there are such.
-    fn sinks(&self) -> Option<&[T::Real; MAX_LANES]>;
+    /// What the `i`th of these is made from, whose scores these are.
+    fn line(found: &Self::Found<'_>, i: usize, scores: *const T) -> Self::Line;
+
+    /// A further logit of each line from line `i` on that has no result, if there are such.
+    fn sinks(&self, i: usize) -> Option<&[T::Real; MAX_LANES]>;
 
     /// Whether results are to be 0 where [`keep`](Self::keep) says so.
     fn drops(&self) -> bool;
@@ -107,19 +115,18 @@ pub(super) unsafe fn line_results<S: Simd, T: Element>(
 #[inline(always)]
 unsafe fn line_sum<S: Simd, T: Element>(
     len: usize,
-    logit: impl Fn(usize, usize) -> T::Lanes<S>,
-    reference: T::Real,
+    above: impl Fn(usize, usize, T::Lanes<S>) -> T::Lanes<S>,
+    reference: T::Lanes<S>,
     kept: *mut T::Real,
     ask: impl Fn(usize),
     mut meanwhile: impl FnMut(usize, usize),
 ) -> T::Lanes<S> {
-    let reference = T::Lanes::<S>::splat(reference);
     sum_of_long_terms(
         len,
         #[inline(always)]
         |i, count| {
             ask(i);
-            (logit(i, count) - reference).scaled_exp()
+            above(i, count, reference).scaled_exp()
         },
         #[inline(always)]
         |i, count, exp: T::Lanes<S>| {
@@ -130,9 +137,24 @@ unsafe fn line_sum<S: Simd, T: Element>(
     )
 }
 
+/// [`Batches::find`] in a function of its own: what it computes with would take the registers of the loop over lines.
+///
+/// # Safety
+/// As of that.
+#[inline(never)]
+unsafe fn find_apart<S: Simd, T: Element>(batches: &mut impl Batches<T>, count: usize, most: usize) -> usize {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        S::enter(
+            #[inline(always)]
+            || batches.find::<S>(count, most),
+        )
+    }
+}
+
 /// Writes probabilities. While one batch is summed, the results of the one before are written.
-/// `logit(line, start, count)` makes a vector of logits, −∞ in lanes that are not of the line, and `ask(line, start)` asks for what it is
-/// made from. `LEN`: that of the lines, or 0 for any. `LEAVES_CACHES`: as of [`ahead_if`].
+/// `above(line, start, count, reference)` makes a vector of logits minus a reference, −∞ in lanes that are not of the line; instead of NaN it may
+/// be ∞. `ask(line, start)` asks for what it is made from. `LEN`: that of the lines, or 0 for any. `LEAVES_CACHES`: as of [`ahead_if`].
 ///
 /// # Safety
 /// The CPU has the instructions of `S`, whose vectors [saturate](Lanes::SATURATES); the lines are there, their `len` is 1 to 256, and `to` is
@@ -142,11 +164,11 @@ pub(super) unsafe fn at_once<S: Simd, T: Element, B: Batches<T>, const LEN: usiz
     batches: &mut B,
     lines: Lines<T>,
     ask: impl Fn(&B::Line, usize),
-    logit: impl Fn(&B::Line, usize, usize) -> T::Lanes<S>,
+    above: impl Fn(&B::Line, usize, usize, T::Lanes<S>) -> T::Lanes<S>,
 ) {
     let Lines { scores, to, count, factor, of_nothing, .. } = lines;
     let len = if LEN == 0 { lines.len } else { LEN };
-    let ([one, lowest], drops) = ([T::Real::ONE, T::Real::LOWEST], batches.drops());
+    let ([zero, one, lowest], drops) = ([T::Real::ZERO, T::Real::ONE, T::Real::LOWEST], batches.drops());
     let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
     let most = (BATCH_BYTES / size_of::<T::Real>() / room).min(T::Lanes::<S>::COUNT);
     let batch_room = three_apart::<T::Real>(most * room);
@@ -158,11 +180,13 @@ pub(super) unsafe fn at_once<S: Simd, T: Element, B: Batches<T>, const LEN: usiz
     let [least_sum, most_sum] = [LEAST_SUM, MOST_OF_SAMPLE].map(T::Real::nearest);
     // Of the batch that is summed: vectors whose sums these are, and what exponentials are relative to; of the one that is written: what
     // they are multiplied with.
-    let (mut sums, mut references) = ([T::Lanes::<S>::splat(one); MAX_LANES], [T::Real::ZERO; MAX_LANES]);
-    let mut scales = [T::Real::ZERO; MAX_LANES];
+    let (mut sums, mut references) = ([T::Lanes::<S>::splat(one); MAX_LANES], [zero; MAX_LANES]);
+    let mut scales = [zero; MAX_LANES];
     // What all of the next batch is to be relative to, if its lines are expected to be close to each other.
     let mut common = None;
     let in_all = count.div_ceil(most);
+    // How many lines were found, and the first of these that has not been in a batch yet
+    let (mut in_found, mut next_found) = (0, 0);
     for step in 0..in_all + 1 {
         // The first line of the batch that it is the turn of after so many steps, how many there are, and where exponentials are kept.
         let turn = {
@@ -177,71 +201,73 @@ pub(super) unsafe fn at_once<S: Simd, T: Element, B: Batches<T>, const LEN: usiz
         let ((first, to_sum, kept), (written, to_write, kept_before)) = (turn(0), turn(1));
         // SAFETY of the block: the elements are there, and there is room for the lines in work; the rest by the caller's promise.
         unsafe {
-            batches.find::<S>(to_sum);
+            if to_sum > 0 && next_found == in_found {
+                (in_found, next_found) = (find_apart::<S, T>(batches, count - first, most), 0);
+            }
+            let of_found = next_found;
+            next_found += to_sum;
             let (scores, to) = (scores.add(first * len), to.add(written * len));
             let (keep, keep_room) = if drops { batches.keep::<S>(written, to_write) } else { (std::ptr::null(), 0) };
+            let batches = &*batches;
+            let found_lines = batches.from(of_found);
             let line_of = {
                 #[inline(always)]
-                |batches: &B, i: usize| batches.line(i, scores.add(i * len))
+                |i: usize| B::line(&found_lines, i, scores.add(i * len))
             };
             // The maximum of line `i` and its sink. Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
             let max_of = {
                 #[inline(always)]
-                |batches: &B, i: usize| {
-                    let line = line_of(batches, i);
+                |i: usize| {
+                    let line = line_of(i);
                     let max = fold(
                         len,
                         T::Lanes::<S>::splat(lowest),
                         #[inline(always)]
-                        |max, i, count| logit(&line, i, count).or_greater(max),
+                        |max, i, count| above(&line, i, count, T::Lanes::<S>::splat(zero)).or_greater(max),
                         T::Lanes::<S>::or_greater,
                     );
-                    batches.sinks().map_or(lowest, |sinks| sinks[i]).or_greater(max.max_across())
+                    batches.sinks(of_found).map_or(lowest, |sinks| sinks[i]).or_greater(max.max_across())
                 }
             };
             match common {
                 Some(reference) => references = [reference; MAX_LANES],
-                None => (0..to_sum).for_each(|i| references[i] = max_of(batches, i)),
+                None => (0..to_sum).for_each(|i| references[i] = max_of(i)),
             }
-            if to_sum == most && to_write == most {
-                for i in 0..most {
-                    let line = line_of(batches, i);
-                    let to = to.add(i * len);
-                    // A loop of its own for each
-                    let sum_while = {
+            let sum_while = {
+                #[inline(always)]
+                |i: usize, keep| {
+                    let line = line_of(i);
+                    line_sum::<S, T>(
+                        len,
                         #[inline(always)]
-                        |write| {
-                            line_sum::<S, T>(
-                                len,
-                                #[inline(always)]
-                                |i, count| logit(&line, i, count),
-                                references[i],
-                                kept.add(i * room),
-                                #[inline(always)]
-                                |i| {
-                                    if let Some(distance) = distance {
-                                        ask(&line, i + distance);
-                                    }
-                                },
-                                write,
-                            )
-                        }
-                    };
-                    sums[i] = if drops {
-                        let keep = Some(keep.add(i * keep_room));
-                        sum_while(line_results::<S, T>(kept_before.add(i * room), to, distance, scales[i], keep))
-                    } else {
-                        sum_while(line_results::<S, T>(kept_before.add(i * room), to, distance, scales[i], None))
-                    };
+                        |i, count, reference| above(&line, i, count, reference),
+                        T::Lanes::<S>::splat(references[i]),
+                        kept.add(i * room),
+                        #[inline(always)]
+                        |i| {
+                            if let Some(distance) = distance {
+                                ask(&line, i + distance);
+                            }
+                        },
+                        line_results::<S, T>(kept_before.add(i * room), to.add(i * len), distance, scales[i], keep),
+                    )
+                }
+            };
+            if to_sum == most && to_write == most {
+                // A loop of its own for each
+                if drops {
+                    (0..most).for_each(|i| sums[i] = sum_while(i, Some(keep.add(i * keep_room))));
+                } else {
+                    (0..most).for_each(|i| sums[i] = sum_while(i, None));
                 }
             } else {
                 for i in 0..to_sum {
-                    let line = line_of(batches, i);
+                    let line = line_of(i);
                     sums[i] = line_sum::<S, T>(
                         len,
                         #[inline(always)]
-                        |i, count| logit(&line, i, count),
-                        references[i],
+                        |i, count, reference| above(&line, i, count, reference),
+                        T::Lanes::<S>::splat(references[i]),
                         kept.add(i * room),
                         #[inline(always)]
                         |i| {
@@ -261,7 +287,7 @@ pub(super) unsafe fn at_once<S: Simd, T: Element, B: Batches<T>, const LEN: usiz
                 }
             }
             let mut sum = T::Lanes::<S>::sum_of_each(&sums[..T::Lanes::<S>::COUNT]).unscaled();
-            if let Some(sinks) = batches.sinks() {
+            if let Some(sinks) = batches.sinks(of_found) {
                 sum = sum + (T::Lanes::<S>::load(sinks.as_ptr()) - T::Lanes::<S>::load(references.as_ptr())).exp();
             }
             (T::Lanes::<S>::splat(factor) / sum).store(scales.as_mut_ptr());
@@ -276,24 +302,28 @@ pub(super) unsafe fn at_once<S: Simd, T: Element, B: Batches<T>, const LEN: usiz
                     }
                     if common.is_some() {
                         far += 1;
-                        references[i] = max_of(batches, i);
-                        let line = line_of(batches, i);
+                        references[i] = max_of(i);
+                        let line = line_of(i);
                         let sum = line_sum::<S, T>(
                             len,
                             #[inline(always)]
-                            |i, count| logit(&line, i, count),
-                            references[i],
+                            |i, count, reference| above(&line, i, count, reference),
+                            T::Lanes::<S>::splat(references[i]),
                             kept.add(i * room),
                             #[inline(always)]
                             |_| (),
                             #[inline(always)]
                             |_, _| (),
                         );
-                        let sink = batches.sinks().map(|sinks| (sinks[i] - references[i]).exp());
-                        found[i] = sum.sum_across() * T::Lanes::<S>::UNSCALE + sink.unwrap_or(T::Real::ZERO);
+                        let sink = batches.sinks(of_found).map(|sinks| (sinks[i] - references[i]).exp());
+                        found[i] = sum.sum_across() * T::Lanes::<S>::UNSCALE + sink.unwrap_or(zero);
                     }
-                    // The maximum alone adds 1, unless there is nothing.
-                    scales[i] = if found[i] < one { of_nothing } else { factor / found[i] };
+                    // The maximum alone adds 1, unless there is nothing. ∞ was added in place of NaN.
+                    scales[i] = match found[i] {
+                        sum if sum < one => of_nothing,
+                        sum if sum < zero - T::Real::NEG_INFINITY => factor / sum,
+                        _ => T::Real::nearest(f64::NAN),
+                    };
                 }
             }
             if common.is_none() {

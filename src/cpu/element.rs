@@ -146,19 +146,15 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
         let count = Self::Lanes::<S>::COUNT;
         // Where the last whole vector starts, plus one.
         let whole = (len + 1).saturating_sub(count);
-        let mut i = 0;
         // SAFETY of the block: `i` and what is written from there stay within `len`.
         unsafe {
+            let mut head = 0;
             if len >= ALIGN_FROM {
                 // More than a vector where an address is such that no element is aligned.
-                let head = to.align_offset(count * size_of::<Self>());
-                if head < count && head > 0 {
-                    for row in 0..ROWS {
-                        Self::store_part::<S>(f(row, 0, head), to.add(row * stride), head);
-                    }
-                    i = head;
-                }
+                head = to.align_offset(count * size_of::<Self>());
+                head = if head < count { head } else { 0 };
             }
+            let mut i = head;
             while i < whole {
                 // All of them are there before one is written: what they are made from need not be read again.
                 let mut results = [Self::Lanes::<S>::splat(Self::Real::ZERO); ROWS];
@@ -170,9 +166,14 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
                 }
                 i += count;
             }
-            if i < len {
+            // Parts of vectors at either end, in one piece of code
+            for (start, end) in [(0, head), (i, len)] {
+                if start == end {
+                    continue;
+                }
                 for row in 0..ROWS {
-                    Self::store_part::<S>(f(row, i, len - i), to.add(row * stride + i), len - i);
+                    let part = f(row, start, end - start);
+                    Self::store_part::<S>(part, to.add(row * stride + start), end - start);
                 }
             }
         }

@@ -294,6 +294,12 @@ pub(crate) fn fold<V: Lanes>(
     join(join(a, b), join(c, d))
 }
 
+/// −0: that a first term added to it is the term takes no instruction, as it does of 0, where −0 becomes 0.
+#[inline(always)]
+fn no_sum<V: Lanes>() -> V {
+    V::splat(V::Real::nearest(-0.0))
+}
+
 /// The sum of `term(start, count)` over vectors as in [`fold`]; `see(start, count, term)` sees each. Where the registers suffice, those
 /// of four vectors are made before one is seen: a load waits for stores before it to addresses with the same lowest twelve bits,
 /// which those that `see` writes to and those that are read a vector later may have.
@@ -303,7 +309,7 @@ pub(super) fn sum_seen<V: Lanes>(
     mut term: impl FnMut(usize, usize) -> V,
     mut see: impl FnMut(usize, usize, V),
 ) -> V {
-    let zero = V::splat(V::Real::ZERO);
+    let zero = no_sum::<V>();
     if !V::UNROLLED {
         return fold(
             len,
@@ -350,7 +356,7 @@ pub(super) fn sum_of_long_terms<V: Lanes>(
     if V::UNROLLED {
         return sum_seen(len, term, see);
     }
-    let zero = V::splat(V::Real::ZERO);
+    let zero = no_sum::<V>();
     let mut seen = {
         #[inline(always)]
         |i, count| {

@@ -19,6 +19,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn bf16_to_f32(x: Self::U16) -> Self::F32;
     fn f32_to_bf16(x: Self::F32) -> Self::U16;
 
+    /// Whether [`prefetch`](Self::prefetch) does anything.
+    const PREFETCHES: bool = true;
+
     /// Asks for what is at this address, if anything is, to be fetched from memory.
     fn prefetch<T>(at: *const T);
 
@@ -56,6 +59,8 @@ impl Simd for Portable {
     fn f32_to_bf16(x: Self::F32) -> Self::U16 {
         Array(x.0.map(|x| bf16::from_f32_const(x).to_bits()))
     }
+    const PREFETCHES: bool = false;
+
     #[inline(always)]
     fn prefetch<T>(_: *const T) {}
     #[inline(always)]

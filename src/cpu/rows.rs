@@ -386,7 +386,7 @@ impl<T: Element> Softmax<'_, T> {
                 #[inline(always)]
                 |xs, i| S::prefetch(xs.wrapping_add(i)),
                 #[inline(always)]
-                |xs, i, count| T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY),
+                |xs, i, count, reference| T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY) - reference,
             )
         }
     }
@@ -451,17 +451,23 @@ struct Plain;
 
 impl<T: Element> Batches<T> for Plain {
     type Line = *const T;
+    type Found<'a> = ();
 
     #[inline(always)]
-    unsafe fn find<S: Simd>(&mut self, _: usize) {}
+    unsafe fn find<S: Simd>(&mut self, count: usize, _: usize) -> usize {
+        count
+    }
 
     #[inline(always)]
-    fn line(&self, _: usize, scores: *const T) -> *const T {
+    fn from(&self, _: usize) {}
+
+    #[inline(always)]
+    fn line(_: &(), _: usize, scores: *const T) -> *const T {
         scores
     }
 
     #[inline(always)]
-    fn sinks(&self) -> Option<&[T::Real; MAX_LANES]> {
+    fn sinks(&self, _: usize) -> Option<&[T::Real; MAX_LANES]> {
         None
     }
 

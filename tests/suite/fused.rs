@@ -525,21 +525,23 @@ fn lines_that_share_a_bias() -> Result<()> {
     Ok(())
 }
 
-/// So many lines that batches of them are in work together, of which some pass from one head to the next.
+/// So many lines that batches of them are in work together, of which some pass from one head to the next; and heads of several batches.
 #[test]
 fn many_short_lines() -> Result<()> {
-    for (i, len) in [1, 7, 16, 33, 64, 65, 100, 257].into_iter().enumerate() {
+    let of_few = [1, 7, 16, 33, 64, 65, 100, 257].map(|len| (17, len));
+    for (i, (queries, len)) in of_few.into_iter().chain([(150, 40), (150, 64)]).enumerate() {
         for dtype in DTYPES {
             let seed = i as u64;
-            let shape = [2, 3, 17, len];
+            let shape = [2, 3, queries, len];
             let plain = Case { scale: 0.5, ..Case::new(make(&shape, 3.0, seed, dtype)?) };
-            let (bias, mask) = (make(&[3, 17, len], 2.0, seed + 1, dtype)?, mask(&[2, 1, 17, len], seed + 2)?);
+            let bias = make(&[3, queries, len], 2.0, seed + 1, dtype)?;
+            let mask = mask(&[2, 1, queries, len], seed + 2)?;
             let (rows, window) = (MaskedRows::Nan, Some((len / 3, 2)));
             check(&plain)?;
             check(&Case { bias: Some(bias.clone()), ..plain.clone() })?;
-            check(&Case { bias: Some(make(&[17, 1], 2.0, seed + 3, dtype)?), ..plain.clone() })?;
+            check(&Case { bias: Some(make(&[queries, 1], 2.0, seed + 3, dtype)?), ..plain.clone() })?;
             check(&Case { mask: Some(mask.clone()), ..plain.clone() })?;
-            let for_all = Some(self::mask(&[17, len], seed + 5)?);
+            let for_all = Some(self::mask(&[queries, len], seed + 5)?);
             check(&Case { mask: for_all.clone(), ..plain.clone() })?;
             check(&Case { mask: for_all.clone(), bias: Some(bias.clone()), softcap: Some(3.0), ..plain.clone() })?;
             check(&Case { mask: for_all, window, ..plain.clone() })?;

@@ -15,7 +15,7 @@ use crate::cpu::rows::{
 };
 use crate::cpu::statistics::one;
 use crate::cpu::Element;
-use crate::fused::{Place, Places, Window};
+use crate::fused::{Axis, Place, Places, Window};
 use crate::state::{Normalizer, Number, Real, SoftmaxState};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -23,16 +23,17 @@ use std::ops::Range;
 /// Lines of up to so many elements are taken in batches, which of 200 f32s takes 0.8 of the time that they take one by one (AVX-512;
 /// AVX2 1.04).
 const BATCH_LINE: usize = 256;
+
+/// Whether lines of this length are. Those of f64s are not: they are not worth code of their own.
+fn is_batched<T: Element>(len: usize) -> bool {
+    len <= BATCH_LINE && size_of::<T::Real>() == 4
+}
 /// What three batches need room for, in numbers of 4 bytes.
 const BATCHES: usize = IN_BATCHES * three_apart::<f32>(BATCH_BYTES / 4);
 /// Masks of up to so many elements, …
 const MOST_LIMITS: usize = 1 << 18;
 /// … each of which is there for so many scores at least, are written down as limits of the logits.
 const LIMITS_FROM: usize = 4;
-/// What logits are made from: scores, those and one tensor more, or what takes many registers.
-const ONE: usize = 1;
-const TWO: usize = 2;
-const MANY: usize = 3;
 /// Batches in work: of one the logits are made, one is summed and one written.
 const IN_BATCHES: usize = 3;
 /// Lines in work one by one: of one the logits are made, one is summed and one written; a power of two.
@@ -78,13 +79,14 @@ impl<R: Real> Windows<R> {
         Self { limits, len, keys, first: position - before, end: position + after + 1 }
     }
 
-    /// The limits of this query's line.
+    /// The limits of this query's line, or any line's if there is none.
     #[inline(always)]
     fn of(&self, query: usize) -> *const R {
         let query = query as isize;
         // The first key of those of ∞. They may be fewer than the window has: then they end where it does, or the line.
         let first = (query + self.first).max((query + self.end).min(self.len) - self.keys);
-        self.limits[(self.len - first.clamp(-self.keys, self.len)) as usize..].as_ptr()
+        // Wherever it is, as many limits are there.
+        self.limits.as_ptr().wrapping_offset(self.len - first.clamp(-self.keys, self.len))
     }
 }
 
@@ -95,7 +97,7 @@ pub(super) fn limits<S: Simd, T: Element>(call: &Call<T>) -> Option<Vec<T::Real>
     let len = geometry.lines.len;
     let extent = geometry.axes.iter().map(|axis| (axis.size - 1) * axis.mask).sum::<usize>() + len;
     let shared = extent <= (geometry.lines.elem_count() / LIMITS_FROM).min(MOST_LIMITS);
-    let short = len <= BATCH_LINE && geometry.mask_step == 1 && call.is_of_neighbours();
+    let short = is_batched::<T>(len) && geometry.mask_step == 1 && call.is_of_neighbours();
     if !(short && shared && call.options.window.is_none()) || T::Lanes::<S>::MASKS_BYTES {
         return None;
     }
@@ -119,6 +121,40 @@ pub(super) fn limits<S: Simd, T: Element>(call: &Call<T>) -> Option<Vec<T::Real>
     Some(limits)
 }
 
+/// So many batches are found at once where their lines are evenly apart.
+const FOUND_BATCHES: usize = 4;
+/// Lines are found as many as a vector has lanes at a time, from wherever that begins on: loops whose length is known take less time.
+const FOUND: usize = (FOUND_BATCHES + 1) * MAX_LANES;
+
+/// What lines are made from whose places are evenly apart, and how far.
+#[derive(Clone, Copy)]
+struct Even<T: Element> {
+    first: Source<T>,
+    bias: usize,
+    mask: usize,
+    limit: isize,
+}
+
+impl<T: Element> Even<T> {
+    #[inline(always)]
+    fn line(&self, i: usize, scores: *const T) -> Source<T> {
+        Source {
+            scores,
+            bias: self.first.bias.wrapping_add(i * self.bias),
+            mask: self.first.mask.wrapping_add(i * self.mask),
+            limit: self.first.limit.wrapping_offset(i as isize * self.limit),
+            shift: self.first.shift,
+        }
+    }
+}
+
+/// What the lines from one of those on that were found are made from.
+#[derive(Clone, Copy)]
+enum Found<'a, T: Element> {
+    Even(Even<T>),
+    Each { bias: &'a [*const T], mask: &'a [*const u8], limit: &'a [*const T::Real], shift: &'a [T::Real] },
+}
+
 /// What several lines are made from beside the scores, one after the other.
 struct Sources<'a, T: Element> {
     call: &'a Call<'a, T>,
@@ -126,15 +162,17 @@ struct Sources<'a, T: Element> {
     first: usize,
     len: usize,
     places: Places<'a>,
-    bias: [*const T; MAX_LANES],
-    mask: [*const u8; MAX_LANES],
-    shift: [T::Real; MAX_LANES],
+    /// Of all that are found, if they are evenly apart; nothing is said of each then.
+    even: Option<Even<T>>,
+    bias: [*const T; FOUND],
+    mask: [*const u8; FOUND],
+    shift: [T::Real; FOUND],
     windows: Option<Windows<T::Real>>,
     /// The [mask's](limits)
     limits: Option<&'a [T::Real]>,
-    limit: [*const T::Real; MAX_LANES],
+    limit: [*const T::Real; FOUND],
     /// −∞ where there is none.
-    sinks: [T::Real; MAX_LANES],
+    sinks: [T::Real; FOUND],
     /// Which elements dropout keeps.
     kept: [u8; MAX_LANES * random::room(BATCH_LINE)],
 }
@@ -147,75 +185,173 @@ impl<'a, T: Element> Sources<'a, T> {
             first: lines.start,
             len,
             places: call.geometry.places(lines.start),
-            bias: [std::ptr::null(); MAX_LANES],
-            mask: [std::ptr::null(); MAX_LANES],
-            shift: [T::Real::ZERO; MAX_LANES],
+            even: None,
+            bias: [std::ptr::null(); FOUND],
+            mask: [std::ptr::null(); FOUND],
+            shift: [T::Real::ZERO; FOUND],
             windows: call.options.window.map(|window| Windows::new(window, len)),
             limits,
-            limit: [std::ptr::null(); MAX_LANES],
-            sinks: [T::Real::NEG_INFINITY; MAX_LANES],
+            limit: [std::ptr::null(); FOUND],
+            sinks: [T::Real::NEG_INFINITY; FOUND],
             kept: [0; MAX_LANES * random::room(BATCH_LINE)],
         }
+    }
+
+    /// What each of the next `count` lines is made from, at most [`MAX_LANES`].
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn find_each<S: Simd>(&mut self, count: usize) {
+        let mut at = 0;
+        while at < count {
+            let run = self.places.run(count - at);
+            // SAFETY: as promised by the caller.
+            unsafe { self.find_run::<S>(at, run, false) };
+            at += run.1;
+        }
+    }
+
+    /// What lines are made from, the first of which is line `at` of those that are found; `alone`: there are no others.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn find_run<S: Simd>(&mut self, at: usize, (place, count, axis): (Place, usize, Axis), alone: bool) {
+        let (call, len, last) = (self.call, self.len, count - 1);
+        // SAFETY of the blocks: one element is there; the rest by the caller's promise.
+        let shift = |bias: &Elements<T>, i: usize| unsafe { one::<S, T>(bias.at(place.bias + i * axis.bias, 1)) };
+        let mut first = Source {
+            scores: std::ptr::null(),
+            bias: std::ptr::null(),
+            mask: std::ptr::null(),
+            limit: std::ptr::null(),
+            shift: T::Real::ZERO,
+        };
+        let (mut limit_step, mut is_even) = (axis.mask as isize, alone);
+        match &call.bias {
+            Some(bias) if call.geometry.bias_step != 0 => first.bias = bias.at(place.bias, last * axis.bias + len),
+            Some(bias) => {
+                first.shift = shift(bias, 0);
+                is_even &= axis.bias == 0;
+            }
+            None => (),
+        }
+        if let Some(limits) = self.limits {
+            first.limit = limits[place.mask..][..last * axis.mask + len].as_ptr();
+        } else if let Some(mask) = call.mask {
+            first.mask = mask.at(place.mask, last * axis.mask + len);
+        }
+        if let Some(windows) = &self.windows {
+            first.limit = windows.of(place.query);
+            // The further a query the further its window or, where that is all keys or none, as far: all are if the last one is.
+            let steps = (last * axis.query) as isize;
+            // SAFETY: both are of the same limits.
+            let moved = unsafe { windows.of(place.query + last * axis.query).offset_from(first.limit) };
+            limit_step = if moved == 0 { 0 } else { -(axis.query as isize) };
+            is_even &= moved == 0 || moved == -steps;
+        }
+        if let Some(sinks) = &call.sinks {
+            found_numbers(&mut self.sinks, at, count, axis.sink, |i| unsafe {
+                one::<S, T>(sinks.at(place.sink + i * axis.sink, 1))
+            });
+        }
+        self.even = is_even.then_some(Even { first, bias: axis.bias, mask: axis.mask, limit: limit_step });
+        if is_even {
+            return;
+        }
+        if let Some(bias) = &call.bias {
+            found(&mut self.bias, at, count, |i| first.bias.wrapping_add(i * axis.bias));
+            if call.geometry.bias_step == 0 {
+                found_numbers(&mut self.shift, at, count, axis.bias, |i| shift(bias, i));
+            }
+        }
+        if call.mask.is_some() {
+            found(&mut self.mask, at, count, |i| first.mask.wrapping_add(i * axis.mask));
+            found(&mut self.limit, at, count, |i| first.limit.wrapping_add(i * axis.mask));
+        }
+        if let Some(windows) = &self.windows {
+            found(&mut self.limit, at, count, |i| windows.of(place.query + i * axis.query));
+        }
+    }
+
+    #[inline(always)]
+    fn each_from(&self, i: usize) -> Found<'_, T> {
+        let Self { bias, mask, limit, shift, .. } = self;
+        Found::Each { bias: &bias[i..], mask: &mask[i..], limit: &limit[i..], shift: &shift[i..] }
+    }
+}
+
+/// Those of `count` lines from `at` on; what is more than there are lines is not used.
+#[inline(always)]
+fn found<X>(to: &mut [X; FOUND], at: usize, count: usize, of: impl Fn(usize) -> X) {
+    for start in (0..count).step_by(MAX_LANES) {
+        for (i, x) in to[at + start..][..MAX_LANES].iter_mut().enumerate() {
+            *x = of(start + i);
+        }
+    }
+}
+
+/// The same for `count` numbers, `step` apart, which are read one by one unless they are one.
+#[inline(always)]
+fn found_numbers<X: Copy>(to: &mut [X; FOUND], at: usize, count: usize, step: usize, of: impl Fn(usize) -> X) {
+    if step == 0 {
+        let number = of(0);
+        return found(to, at, count, |_| number);
+    }
+    for (i, x) in to[at..][..count].iter_mut().enumerate() {
+        *x = of(i);
     }
 }
 
 impl<T: Element> Batches<T> for Sources<'_, T> {
     type Line = Source<T>;
+    type Found<'a>
+        = Found<'a, T>
+    where
+        Self: 'a;
 
     #[inline(always)]
-    unsafe fn find<S: Simd>(&mut self, count: usize) {
-        let (call, len) = (self.call, self.len);
-        let bias_step = call.geometry.bias_step;
-        let mut at = 0;
-        while at < count {
-            let (place, count, axis) = self.places.run(count - at);
-            let (lines, last) = (at..at + count, count - 1);
-            if let (Some(bias), true) = (call.bias, bias_step != 0) {
-                let first = bias.at(place.bias, last * axis.bias + len);
-                for (i, bias) in self.bias[lines.clone()].iter_mut().enumerate() {
-                    *bias = first.wrapping_add(i * axis.bias);
-                }
+    unsafe fn find<S: Simd>(&mut self, count: usize, most: usize) -> usize {
+        let even = self.places.evenly().min(count).min(FOUND_BATCHES * most);
+        let found = match even < most {
+            true => most.min(count),
+            false if even == count => even,
+            false => even - even % most,
+        };
+        // SAFETY: as promised by the caller.
+        unsafe {
+            if found <= even {
+                let run = self.places.run(found);
+                self.find_run::<S>(0, run, true);
+            } else {
+                self.find_each::<S>(found);
             }
-            if let (Some(bias), true) = (call.bias, bias_step == 0) {
-                for (i, shift) in self.shift[lines.clone()].iter_mut().enumerate() {
-                    // SAFETY: one element is there; the rest by the caller's promise.
-                    *shift = unsafe { one::<S, T>(bias.at(place.bias + i * axis.bias, 1)) };
-                }
-            }
-            if let Some(limits) = self.limits {
-                let first = limits[place.mask..][..last * axis.mask + len].as_ptr();
-                for (i, limit) in self.limit[lines.clone()].iter_mut().enumerate() {
-                    *limit = first.wrapping_add(i * axis.mask);
-                }
-            } else if let Some(mask) = call.mask {
-                let first = mask.at(place.mask, last * axis.mask + len);
-                for (i, mask) in self.mask[lines.clone()].iter_mut().enumerate() {
-                    *mask = first.wrapping_add(i * axis.mask);
-                }
-            }
-            if let Some(windows) = &self.windows {
-                for (i, line) in lines.clone().enumerate() {
-                    self.limit[line] = windows.of(place.query + i * axis.query);
-                }
-            }
-            if let Some(sinks) = call.sinks {
-                for (i, sink) in self.sinks[lines].iter_mut().enumerate() {
-                    // SAFETY: likewise.
-                    *sink = unsafe { one::<S, T>(sinks.at(place.sink + i * axis.sink, 1)) };
-                }
-            }
-            at += count;
+        }
+        found
+    }
+
+    #[inline(always)]
+    fn from(&self, i: usize) -> Found<'_, T> {
+        match self.even {
+            Some(even) => Found::Even(Even { first: even.line(i, std::ptr::null()), ..even }),
+            None => self.each_from(i),
         }
     }
 
     #[inline(always)]
-    fn line(&self, i: usize, scores: *const T) -> Source<T> {
-        Source { scores, bias: self.bias[i], mask: self.mask[i], limit: self.limit[i], shift: self.shift[i] }
+    fn line(found: &Found<'_, T>, i: usize, scores: *const T) -> Source<T> {
+        match found {
+            Found::Even(even) => even.line(i, scores),
+            Found::Each { bias, mask, limit, shift } => {
+                Source { scores, bias: bias[i], mask: mask[i], limit: limit[i], shift: shift[i] }
+            }
+        }
     }
 
     #[inline(always)]
-    fn sinks(&self) -> Option<&[T::Real; MAX_LANES]> {
-        self.call.sinks.is_some().then_some(&self.sinks)
+    fn sinks(&self, i: usize) -> Option<&[T::Real; MAX_LANES]> {
+        self.call.sinks.and(self.sinks[i..].first_chunk())
     }
 
     #[inline(always)]
@@ -345,7 +481,7 @@ impl<'a, S: Simd, T: Element> Batch<'a, S, T> {
     /// # Safety
     /// The CPU has the instructions of `S`.
     #[inline(always)]
-    unsafe fn read(&mut self, sinks: &[T::Real; MAX_LANES]) {
+    unsafe fn read(&mut self, sinks: &[T::Real; FOUND]) {
         let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
         // SAFETY: no vector has more lanes.
         unsafe {
@@ -415,7 +551,9 @@ impl<T: Element> Rows<'_, T> {
     /// [`MAX_KEPT_LONG`](crate::cpu::rows::MAX_KEPT_LONG) but for f64, and `out` is where the results are to be.
     #[inline(always)]
     pub(super) unsafe fn short<S: Simd>(&self, lines: Range<usize>, len: usize, out: Elements<T>) {
-        let (scale, none) = (T::Lanes::<S>::splat(self.call.scale), T::Real::NEG_INFINITY);
+        // −0: where nothing is subtracted, nothing is added either.
+        let [scale, zero] = [self.call.scale, T::Real::nearest(-0.0)].map(T::Lanes::<S>::splat);
+        let none = T::Real::NEG_INFINITY;
         let cap: Option<[T::Lanes<S>; 2]> = self.call.cap.map(|(inverse, cap)| [inverse, cap].map(Number::splat));
         let bias = self.call.bias.is_some() && self.call.geometry.bias_step != 0;
         let mask = self.call.mask.is_some() && self.limits.is_none();
@@ -466,56 +604,56 @@ impl<T: Element> Rows<'_, T> {
             // Where there is a number for all of a line it is added by the last of them.
             let alone = self.call.bias.is_none();
             match (cap, bias, mask, limited) {
-                (None, false, false, false) if alone => self.choose::<S, ONE>(
+                (None, false, false, false) if alone => self.choose::<S, true>(
                     lines,
                     len,
                     out,
                     ahead,
                     #[inline(always)]
-                    move |of, i, count| read(of, i, count) * scale,
+                    move |of, i, count, above| read(of, i, count).mul_add(scale, zero - above),
                 ),
-                (None, true, false, false) => self.choose::<S, TWO>(
+                (None, true, false, false) => self.choose::<S, true>(
                     lines,
                     len,
                     out,
                     bias_ahead,
                     #[inline(always)]
-                    move |of, i, count| read(of, i, count).mul_add(scale, read_bias(of, i, count)),
+                    move |of, i, count, above| read(of, i, count).mul_add(scale, read_bias(of, i, count)) - above,
                 ),
-                (None, false, true, false) if alone => self.choose::<S, TWO>(
+                (None, false, true, false) if alone => self.choose::<S, true>(
                     lines,
                     len,
                     out,
                     ahead,
                     #[inline(always)]
-                    move |of, i, count| {
-                        let logit = read(of, i, count) * scale;
+                    move |of, i, count, above| {
+                        let logit = read(of, i, count).mul_add(scale, zero - above);
                         logit.where_some_kept(of.mask.add(i), count, none)
                     },
                 ),
-                (None, false, false, true) if alone => self.choose::<S, TWO>(
+                (None, false, false, true) if alone => self.choose::<S, true>(
                     lines,
                     len,
                     out,
                     ahead,
                     #[inline(always)]
-                    move |of, i, count| within(of, i, read(of, i, count) * scale),
+                    move |of, i, count, above| within(of, i, read(of, i, count).mul_add(scale, zero - above)),
                 ),
-                (Some([inverse, cap]), false, false, false) if alone => self.choose::<S, MANY>(
+                (Some([inverse, cap]), false, false, false) if alone => self.choose::<S, false>(
                     lines,
                     len,
                     out,
                     ahead,
                     #[inline(always)]
-                    move |of, i, count| (read(of, i, count) * inverse).tanh() * cap,
+                    move |of, i, count, above| (read(of, i, count) * inverse).tanh().mul_add(cap, zero - above),
                 ),
-                (cap, ..) => self.choose::<S, MANY>(
+                (cap, ..) => self.choose::<S, false>(
                     lines,
                     len,
                     out,
                     any_ahead,
                     #[inline(always)]
-                    move |of, i, count| {
+                    move |of, i, count, above| {
                         let bias = if bias { read_bias(of, i, count) } else { shift(of) };
                         let mut logit = match cap {
                             Some([inverse, cap]) => (read(of, i, count) * inverse).tanh().mul_add(cap, bias),
@@ -527,7 +665,7 @@ impl<T: Element> Rows<'_, T> {
                         if limited {
                             logit = within(of, i, logit);
                         }
-                        logit
+                        logit - above
                     },
                 ),
             }
@@ -535,40 +673,46 @@ impl<T: Element> Rows<'_, T> {
     }
 
     /// Short lines are taken in batches, longer ones one by one: of those a batch leaves too little of the first cache.
-    /// `logit(source, start, count)` makes a vector of logits, and `ahead(source, start)` asks for what it is made from. Where that takes
-    /// [many](MANY) registers, or two tensors of which one is of halves, logits of short lines are made apart from exponentials: a
-    /// softcap of lines of 64 f32s takes 0.41 ms so, and 0.49 together, a mask of bf16s 0.33 and 0.37, of f32s 0.35 and 0.30.
+    /// `above(source, start, count, reference)` makes a vector of logits minus a reference, and `ahead(source, start)` asks for what it is made
+    /// from. Where that takes many registers, as a softcap does, logits of short lines are not made `TOGETHER` with exponentials, but in a
+    /// loop of their own: 0.41 ms for lines of 64 f32s, together 0.49. With a mask it is 0.30 ms together and 0.35 (bf16 0.30 and 0.34).
     ///
     /// # Safety
     /// As of [`short`](Self::short).
     #[inline(always)]
-    unsafe fn choose<S: Simd, const READS: usize>(
+    unsafe fn choose<S: Simd, const TOGETHER: bool>(
         &self,
         lines: Range<usize>,
         len: usize,
         out: Elements<T>,
         ahead: impl Fn(&Source<T>, usize) + Copy,
-        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S> + Copy,
+        above: impl Fn(&Source<T>, usize, usize, T::Lanes<S>) -> T::Lanes<S> + Copy,
     ) {
+        let above = {
+            #[inline(always)]
+            move |source: &Source<T>, i: usize, count: usize, reference| {
+                first_lanes(count, above(source, i, count, reference))
+            }
+        };
+        let zero = T::Lanes::<S>::splat(T::Real::ZERO);
         let logit = {
             #[inline(always)]
-            move |source: &Source<T>, i: usize, count: usize| first_lanes(count, logit(source, i, count))
+            move |source: &Source<T>, i: usize, count: usize| above(source, i, count, zero)
         };
         // SAFETY: as promised by the caller.
         unsafe {
-            let together = READS == ONE || READS == TWO && T::KEEP != Keep::Aside;
-            if T::Lanes::<S>::SATURATES && (together || len > BATCH_LINE) {
+            if T::Lanes::<S>::SATURATES && (TOGETHER || len > BATCH_LINE) {
                 match (len, leaves_caches(&out)) {
-                    (SHORT, true) => self.at_once::<S, SHORT, true>(lines, len, out, ahead, logit),
-                    (SHORT, false) => self.at_once::<S, SHORT, false>(lines, len, out, ahead, logit),
-                    (..=BATCH_LINE, true) => self.at_once::<S, 0, true>(lines, len, out, ahead, logit),
-                    (..=BATCH_LINE, false) => self.at_once::<S, 0, false>(lines, len, out, ahead, logit),
+                    (SHORT, true) => self.at_once::<S, SHORT, true>(lines, len, out, ahead, above),
+                    (SHORT, false) => self.at_once::<S, SHORT, false>(lines, len, out, ahead, above),
+                    (..=BATCH_LINE, true) => self.at_once::<S, 0, true>(lines, len, out, ahead, above),
+                    (..=BATCH_LINE, false) => self.at_once::<S, 0, false>(lines, len, out, ahead, above),
                     _ if len <= most_kept::<S, T>() => self.sampled::<S>(lines, len, out, ahead, logit),
                     _ => self.long_of_neighbours::<S>(lines, len, out, ahead, logit),
                 }
-            } else if len <= BATCH_LINE {
+            } else if is_batched::<T>(len) {
                 // A loop of its own for each: with a distance that is no constant lines of 64 f32s with a bias took 1.06 times as long.
-                if leaves_caches(&out) {
+                if S::PREFETCHES && leaves_caches(&out) {
                     self.in_batches::<S, true>(lines, len, out, ahead, logit)
                 } else {
                     self.in_batches::<S, false>(lines, len, out, ahead, logit)
@@ -590,7 +734,7 @@ impl<T: Element> Rows<'_, T> {
         len: usize,
         out: Elements<T>,
         ahead: impl Fn(&Source<T>, usize),
-        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+        above: impl Fn(&Source<T>, usize, usize, T::Lanes<S>) -> T::Lanes<S>,
     ) {
         let mut sources = Sources::new(&self.call, self.limits.as_deref(), &lines, len);
         let (start, elements) = (lines.start * len, lines.len() * len);
@@ -606,7 +750,7 @@ impl<T: Element> Rows<'_, T> {
         unsafe {
             S::enter(
                 #[inline(always)]
-                || at_once::at_once::<S, T, _, LEN, LEAVES_CACHES>(&mut sources, lines, ahead, logit),
+                || at_once::at_once::<S, T, _, LEN, LEAVES_CACHES>(&mut sources, lines, ahead, above),
             )
         }
     }
@@ -673,12 +817,13 @@ impl<T: Element> Rows<'_, T> {
                 (turn(0), turn(1), turn(2));
             // SAFETY of the block: the elements are there, `held` has room for the lines in work; the rest by the caller's promise.
             unsafe {
-                sources.find::<S>(to_read);
+                sources.find_each::<S>(to_read);
                 let (keep, keep_room) =
                     if drops { sources.keep::<S>(written, to_write) } else { (std::ptr::null(), 0) };
+                let found = sources.each_from(0);
                 if [to_read, to_sum, to_write] == [most; 3] {
                     for i in 0..most {
-                        let source = sources.line(i, scores.add((read + i) * len));
+                        let source = Sources::line(&found, i, scores.add((read + i) * len));
                         let keep = drops.then(|| keep.add(i * keep_room));
                         let scale = batch.scales[i];
                         let to = out.add((written + i) * len);
@@ -701,7 +846,7 @@ impl<T: Element> Rows<'_, T> {
                     }
                 } else {
                     for i in 0..to_read {
-                        let source = sources.line(i, scores.add((read + i) * len));
+                        let source = Sources::line(&found, i, scores.add((read + i) * len));
                         let (z, mut max) = (z_read.add(i * room), none);
                         each::<T::Lanes<S>>(
                             0..len,
