@@ -544,6 +544,10 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
     type Reduced = Vec<SoftmaxState<T::Lanes<S>>>;
     const WIDTH: usize = WIDTH;
 
+    fn use_first(&self, elements: Range<usize>) {
+        self.0.out.use_first(elements)
+    }
+
     #[inline(always)]
     unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
         let strip = Strip::new(unit, self.0.lines);
@@ -631,6 +635,10 @@ pub(super) struct Backward<'a, T>(pub super::Backward<'a, T>);
 impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
     type Reduced = Vec<CompensatedSum<T::Lanes<S>>>;
     const WIDTH: usize = WIDTH;
+
+    fn use_first(&self, elements: Range<usize>) {
+        self.0.out.use_first(elements)
+    }
 
     #[inline(always)]
     unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {

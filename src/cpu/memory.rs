@@ -4,9 +4,10 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut, Range};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// From this size on fresh memory asks for huge pages: page faults are most of the time of a large output.
-#[cfg(target_os = "linux")]
 const HUGE_PAGES_FROM: usize = 4 << 20;
 
 /// Bytes in a line of the cache, which come from memory together.
@@ -54,6 +55,7 @@ impl Drop for Scratch {
 pub(crate) struct Elements<'a, T> {
     start: *mut T,
     len: usize,
+    first_use: Option<&'a FirstUse>,
     of: PhantomData<&'a mut [T]>,
 }
 
@@ -64,11 +66,11 @@ unsafe impl<T: Send + Sync> Sync for Elements<'_, T> {}
 impl<'a, T> Elements<'a, T> {
     /// To be read only.
     pub fn read(from: &'a [T]) -> Self {
-        Self { start: from.as_ptr().cast_mut(), len: from.len(), of: PhantomData }
+        Self { start: from.as_ptr().cast_mut(), len: from.len(), first_use: None, of: PhantomData }
     }
 
     pub fn write(to: &'a mut [T]) -> Self {
-        Self { start: to.as_mut_ptr(), len: to.len(), of: PhantomData }
+        Self { start: to.as_mut_ptr(), len: to.len(), first_use: None, of: PhantomData }
     }
 
     /// The address of the elements `start..start + len`, all of which there are.
@@ -85,6 +87,56 @@ impl<'a, T> Elements<'a, T> {
 
     pub fn bytes(&self) -> usize {
         self.len * size_of::<T>()
+    }
+
+    /// Before this thread writes to these elements: has it be the first to use the huge pages that they are in, but for those that another
+    /// thread has [used](FirstUse).
+    pub fn use_first(&self, elements: Range<usize>) {
+        let Some(FirstUse { used, one_by_one }) = self.first_use else { return };
+        let elements = elements.start..elements.end.min(self.len);
+        if elements.is_empty() {
+            return;
+        }
+        let begin = self.start as usize;
+        let page_of = |element: usize| (begin + element * size_of::<T>()) / HUGE_PAGE;
+        for page in page_of(elements.start)..page_of(elements.end - 1) + 1 {
+            let used = &used[page - page_of(0)];
+            if used.load(Ordering::Acquire) {
+                continue;
+            }
+            let _alone = one_by_one.lock().unwrap_or_else(PoisonError::into_inner);
+            if !used.load(Ordering::Acquire) {
+                let from_start = (page * HUGE_PAGE).saturating_sub(begin);
+                // SAFETY: the byte is of the vector, and is still to be filled: who does so comes here before. A write that must not be left
+                // out, though nothing reads what it wrote.
+                unsafe { self.start.cast::<u8>().add(from_start).write_volatile(0) };
+                used.store(true, Ordering::Release);
+            }
+        }
+    }
+}
+
+/// Which of the huge pages of a large output have been used, each first by a thread that does so alone: threads that do it side by side keep
+/// each other waiting, by how much changes from machine to machine and from hour to hour; and where they come to one page at about the
+/// same time, the system clears one for each of them. The page is in the caches then, for the results. With two threads, in turn, 1024 × 32768
+/// f32: 8.5 to 9.3 ms, not alone 7.6 to 15.4, all pages by the caller before the others begin 11.8 to 12.4. That is best where each thread
+/// comes to all pages, (4096, 4096) along the first dimension 8.9 to 9.4, not alone 10.6 to 12.9, and for a line of several threads: 1 × 10000000
+/// 4.5, in turn 5.3.
+struct FirstUse {
+    used: Vec<AtomicBool>,
+    one_by_one: Mutex<()>,
+}
+
+const HUGE_PAGE: usize = 2 << 20;
+
+impl FirstUse {
+    /// Of these elements, if several threads may fill them. That is asked of large outputs only, since it may start the threads.
+    fn of<T: Copy>(elements: Elements<T>) -> Option<Self> {
+        let several = cfg!(target_os = "linux") && elements.bytes() >= HUGE_PAGES_FROM && !super::threads::alone();
+        several.then(|| Self {
+            used: (0..elements.bytes() / HUGE_PAGE + 2).map(|_| AtomicBool::new(false)).collect(),
+            one_by_one: Mutex::new(()),
+        })
     }
 }
 
@@ -105,19 +157,20 @@ pub(super) unsafe fn filled<T: Copy + Send + Sync>(len: usize, fill: impl FnOnce
 pub(super) struct Unfilled<T> {
     vec: Vec<T>,
     len: usize,
+    first_use: Option<FirstUse>,
 }
 
 impl<T: Copy + Send + Sync> Unfilled<T> {
     /// For what threads are to write.
     pub fn new(len: usize) -> Self {
-        let mut out = Self { vec: Vec::with_capacity(len), len };
+        let mut out = Self { vec: Vec::with_capacity(len), len, first_use: None };
         ask_for_huge_pages(out.elements());
-        use_first(out.elements());
+        out.first_use = FirstUse::of(out.elements());
         out
     }
 
     pub fn elements(&mut self) -> Elements<'_, T> {
-        Elements { start: self.vec.as_mut_ptr(), len: self.len, of: PhantomData }
+        Elements { start: self.vec.as_mut_ptr(), len: self.len, first_use: self.first_use.as_ref(), of: PhantomData }
     }
 
     /// # Safety
@@ -259,22 +312,3 @@ fn ask_for_huge_pages<T: Copy>(elements: Elements<T>) {
 
 #[cfg(not(target_os = "linux"))]
 fn ask_for_huge_pages<T: Copy>(_: Elements<T>) {}
-
-/// Has the caller alone be the first to use huge pages, where there are more threads; that is asked of large outputs only, since it may
-/// start them. Threads that do so side by side keep each other waiting, by how much changes from machine to machine and from hour to hour, and
-/// where strips of lines lie side by side they come to each page at about the same time, and the system clears one for each of them. With
-/// two threads, in turn: (4096, 4096) f32 8.9 to 9.4 ms, without 10.6 to 12.9; 1024 × 32768 13.3 to 13.6 and 10.7 to 15.8.
-#[cfg(target_os = "linux")]
-fn use_first<T: Copy>(elements: Elements<T>) {
-    const HUGE_PAGE: usize = 2 << 20;
-    if elements.bytes() < HUGE_PAGES_FROM || super::threads::alone() {
-        return;
-    }
-    for first in (0..elements.len()).step_by(HUGE_PAGE / size_of::<T>()) {
-        // SAFETY: the element is there, and still to be filled. A write that must not be left out, though nothing reads what it wrote.
-        unsafe { elements.at(first, 1).cast::<u8>().write_volatile(0) };
-    }
-}
-
-#[cfg(not(target_os = "linux"))]
-fn use_first<T: Copy>(_: Elements<T>) {}

@@ -169,6 +169,9 @@ trait Pass<S: Simd>: Sync {
     /// Lines in a unit, at most.
     const WIDTH: usize;
 
+    /// Before this thread writes results of these elements: see [`Elements::use_first`].
+    fn use_first(&self, elements: Range<usize>);
+
     /// # Safety
     /// The CPU has the instructions of `S`.
     unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced;
@@ -208,7 +211,12 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
     let width = lines.inner.min(P::WIDTH);
     let units = lines.outer * lines.inner.div_ceil(P::WIDTH);
     let unit_elements = lines.len * width;
-    if split && units < ENOUGH_LINES && unit_elements >= SPLIT_FROM {
+    let split = split && units < ENOUGH_LINES && unit_elements >= SPLIT_FROM;
+    if lines.inner > 1 || split {
+        // Each strip has some of every page, and parts of a line are read before any is written.
+        pass.use_first(0..lines.elem_count());
+    }
+    if split {
         let part = (PART / width).max(lines.len.div_ceil(MAX_PARTS));
         let parts: Vec<_> = (0..lines.len).step_by(part).map(|start| start..lines.len.min(start + part)).collect();
         (0..units).for_each(|unit| run_parts::<S, P>(pass, unit, &parts));
@@ -228,7 +236,11 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
     } else {
         let units_per_task = (PART / 2 / unit_elements).max(1);
         threads::each(units.div_ceil(units_per_task), TRADED, &|task| {
-            run_units(task * units_per_task..units.min((task + 1) * units_per_task))
+            let units = task * units_per_task..units.min((task + 1) * units_per_task);
+            if lines.inner == 1 {
+                pass.use_first(units.start * lines.len..units.end * lines.len);
+            }
+            run_units(units)
         })
     }
 }

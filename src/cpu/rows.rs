@@ -651,6 +651,10 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
     type Reduced = SoftmaxState<T::Real>;
     const WIDTH: usize = 1;
 
+    fn use_first(&self, elements: Range<usize>) {
+        self.0.out.use_first(elements)
+    }
+
     #[inline(always)]
     unsafe fn reduce(&self, line: usize, range: Range<usize>) -> Self::Reduced {
         let xs = self.0.src.at(line * self.0.lines.len + range.start, range.len());
@@ -884,6 +888,10 @@ impl<T: Element> Backward<'_, T> {
 impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
     type Reduced = CompensatedSum<T::Real>;
     const WIDTH: usize = 1;
+
+    fn use_first(&self, elements: Range<usize>) {
+        self.0.out.use_first(elements)
+    }
 
     #[inline(always)]
     unsafe fn reduce(&self, line: usize, range: Range<usize>) -> Self::Reduced {

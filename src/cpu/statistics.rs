@@ -241,6 +241,8 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
     type Reduced = Part<T::Real>;
     const WIDTH: usize = 1;
 
+    fn use_first(&self, _: Range<usize>) {}
+
     #[inline(always)]
     unsafe fn reduce(&self, line: usize, range: Range<usize>) -> Self::Reduced {
         let mut part = Part::empty();
@@ -342,6 +344,8 @@ unsafe fn terms_of<S: Simd, T: Element>(
 impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
     type Reduced = Vec<Part<T::Lanes<S>>>;
     const WIDTH: usize = columns::WIDTH;
+
+    fn use_first(&self, _: Range<usize>) {}
 
     #[inline(always)]
     unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
@@ -501,6 +505,10 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Backward<'_, T>> {
     type Reduced = ();
     const WIDTH: usize = 1;
 
+    fn use_first(&self, elements: Range<usize>) {
+        self.0.out.use_first(elements)
+    }
+
     #[inline(always)]
     unsafe fn reduce(&self, _: usize, _: Range<usize>) {}
 
@@ -570,6 +578,10 @@ unsafe fn of_others<S: Simd, T: Element>(
 impl<S: Simd, T: Element> Pass<S> for Columns<Backward<'_, T>> {
     type Reduced = ();
     const WIDTH: usize = columns::WIDTH;
+
+    fn use_first(&self, elements: Range<usize>) {
+        self.0.out.use_first(elements)
+    }
 
     #[inline(always)]
     unsafe fn reduce(&self, _: usize, _: Range<usize>) {}

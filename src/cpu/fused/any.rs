@@ -12,6 +12,7 @@ use crate::state::Real;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Result, WithDType};
 use half::{bf16, f16};
+use std::ops::Range;
 
 /// Results (or their gradients) of a dtype of their own.
 #[derive(Clone, Copy)]
@@ -31,6 +32,15 @@ impl<'a> Any<'a> {
             CpuStorage::F32(xs) => Ok(Any::F32(Elements::read(&xs[start..]))),
             CpuStorage::F64(xs) => Ok(Any::F64(Elements::read(&xs[start..]))),
             other => Err(unsupported_dtype(other.dtype(), NAME)),
+        }
+    }
+
+    pub(super) fn use_first(&self, elements: Range<usize>) {
+        match self {
+            Any::F16(out) => out.use_first(elements),
+            Any::BF16(out) => out.use_first(elements),
+            Any::F32(out) => out.use_first(elements),
+            Any::F64(out) => out.use_first(elements),
         }
     }
 

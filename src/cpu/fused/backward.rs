@@ -39,6 +39,15 @@ impl<R: Real> Found<R> {
 }
 
 impl<T: Element> Backward<'_, T> {
+    fn use_first(&self, elements: Range<usize>) {
+        if let Some(scores) = &self.scores {
+            scores.use_first(elements.clone());
+        }
+        if let Some(logits) = &self.logits {
+            logits.use_first(elements);
+        }
+    }
+
     /// Finishes a line.
     fn found(&self, mut sums: Weighted<T::Real>, sink: Option<T::Real>) -> Found<T::Real> {
         if let Some(sink) = sink {
@@ -260,6 +269,10 @@ impl<S: Simd, T: Element> Pass<S> for BackwardRows<'_, T> {
     type Reduced = Weighted<T::Real>;
     const WIDTH: usize = 1;
 
+    fn use_first(&self, elements: Range<usize>) {
+        self.0.use_first(elements)
+    }
+
     #[inline(always)]
     unsafe fn reduce(&self, line: usize, range: Range<usize>) -> Self::Reduced {
         let call = &self.0.call;
@@ -439,6 +452,10 @@ impl<T: Element> BackwardColumns<'_, T> {
 impl<S: Simd, T: Element> Pass<S> for BackwardColumns<'_, T> {
     type Reduced = Vec<Weighted<T::Lanes<S>>>;
     const WIDTH: usize = WIDTH;
+
+    fn use_first(&self, elements: Range<usize>) {
+        self.0.use_first(elements)
+    }
 
     #[inline(always)]
     unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {

@@ -643,6 +643,10 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
     type Reduced = Vec<SoftmaxState<T::Lanes<S>>>;
     const WIDTH: usize = WIDTH;
 
+    fn use_first(&self, elements: Range<usize>) {
+        self.out.use_first(elements)
+    }
+
     #[inline(always)]
     unsafe fn reduce(&self, unit: usize, range: Range<usize>) -> Self::Reduced {
         let side = Side::new(self.call, unit);

@@ -239,6 +239,10 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
     type Reduced = SoftmaxState<T::Real>;
     const WIDTH: usize = 1;
 
+    fn use_first(&self, elements: Range<usize>) {
+        self.out.use_first(elements)
+    }
+
     #[inline(always)]
     unsafe fn reduce(&self, line: usize, range: Range<usize>) -> Self::Reduced {
         let place = self.call.geometry.place(line);
