@@ -1138,8 +1138,12 @@ fn grid(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
 /// Whether lines of half precision that fill the GPU once are better off so than in registers.
 fn shared_is_best(lines: Lines, output: Output, elements: Elements, device: DeviceFacts) -> bool {
     let long = output == Output::Probability || lines.len.saturating_mul(elements.size) >= LEAST_SHARED_LOG;
-    let full = |plan: Plan| 10 * plan.grid.0 as usize >= 9 * device.multiprocessors;
-    long && shared(lines, elements, device).is_some_and(full)
+    long && shared(lines, elements, device).is_some_and(|plan| fills(plan, device))
+}
+
+/// Whether blocks with a multiprocessor each have nine tenths of them.
+fn fills(plan: Plan, device: DeviceFacts) -> bool {
+    10 * plan.grid.0 as usize >= 9 * device.multiprocessors
 }
 
 /// Lines of half precision that pairs of multiprocessors hold, all at once.
@@ -1248,9 +1252,8 @@ fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan>
 
 /// Whether strips of half precision that fill the GPU once are better off than with the next ones fetched ahead.
 fn resident_is_best(lines: Lines, elements: Elements, device: DeviceFacts) -> bool {
-    let full = |plan: Plan| 10 * plan.grid.0 as usize >= 9 * device.multiprocessors;
     let long = |plan: Plan| plan.parameter as usize >= RESIDENT_LEAST;
-    resident(lines, elements, device).is_some_and(|plan| full(plan) && long(plan))
+    resident(lines, elements, device).is_some_and(|plan| fills(plan, device) && long(plan))
 }
 
 /// Strips of half precision that multiprocessors, or pairs of them, hold all at once.

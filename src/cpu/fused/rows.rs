@@ -30,6 +30,27 @@ pub(super) struct Rows<'a, T: Element> {
 }
 
 impl<T: Element> Rows<'_, T> {
+    /// When a line is summed whose exponentials are kept: whether there was nothing to sum, what they are to be relative to, and what to
+    /// multiply them with. Writes what is outside of the window, as [`write_outside`](Self::write_outside).
+    ///
+    /// # Safety
+    /// As of [`Pass::write`].
+    #[inline(always)]
+    pub(super) unsafe fn finish<S: Simd>(
+        &self,
+        state: &SoftmaxState<T::Real>,
+        place: &Place,
+        range: &Range<usize>,
+        keys: &Range<usize>,
+    ) -> (bool, T::Real, T::Real) {
+        let nothing = state.is_nothing();
+        let found = (!nothing).then(|| Normalizer { max: state.reference(), sum: state.sum() });
+        let (reference, scale) = self.call.scales::<T::Lanes<S>>(found);
+        // SAFETY: as promised by the caller.
+        unsafe { self.write_outside::<S>(place, range, keys, (reference, scale)) };
+        (nothing, reference, scale)
+    }
+
     /// Writes what the elements in `range` become that are outside of the window.
     ///
     /// # Safety
@@ -137,10 +158,7 @@ impl<T: Element> Rows<'_, T> {
                 if let Some(sink) = call.sink::<S>(place.sink) {
                     state.push(sink);
                 }
-                let nothing = state.is_nothing();
-                let found = (!nothing).then(|| Normalizer { max: state.reference(), sum: state.sum() });
-                let (reference, scale) = call.scales::<T::Lanes<S>>(found);
-                self.write_outside::<S>(&place, &(0..len), &keys, (reference, scale));
+                let (nothing, reference, scale) = self.finish::<S>(&state, &place, &(0..len), &keys);
                 let moved = |&(_, held): &(_, &T::Real)| !nothing && held.differs(reference);
                 for (run, &held) in runs.iter().zip(&references).filter(moved) {
                     rescale::<T::Lanes<S>>(run.z, run.len, held, reference);

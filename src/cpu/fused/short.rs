@@ -16,7 +16,7 @@ use crate::cpu::rows::{
 use crate::cpu::statistics::one;
 use crate::cpu::Element;
 use crate::fused::{Axis, Place, Places, Window};
-use crate::state::{Normalizer, Number, Real, SoftmaxState};
+use crate::state::{Number, Real, SoftmaxState};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -260,15 +260,17 @@ impl<'a, T: Element> Sources<'a, T> {
         if is_even {
             return;
         }
-        if let Some(bias) = &call.bias {
-            found(&mut self.bias, at, count, |i| first.bias.wrapping_add(i * axis.bias));
-            if call.geometry.bias_step == 0 {
-                found_numbers(&mut self.shift, at, count, axis.bias, |i| shift(bias, i));
+        match &call.bias {
+            Some(_) if call.geometry.bias_step != 0 => {
+                found(&mut self.bias, at, count, |i| first.bias.wrapping_add(i * axis.bias))
             }
+            Some(bias) => found_numbers(&mut self.shift, at, count, axis.bias, |i| shift(bias, i)),
+            None => (),
         }
-        if call.mask.is_some() {
-            found(&mut self.mask, at, count, |i| first.mask.wrapping_add(i * axis.mask));
+        if self.limits.is_some() {
             found(&mut self.limit, at, count, |i| first.limit.wrapping_add(i * axis.mask));
+        } else if call.mask.is_some() {
+            found(&mut self.mask, at, count, |i| first.mask.wrapping_add(i * axis.mask));
         }
         if let Some(windows) = &self.windows {
             found(&mut self.limit, at, count, |i| windows.of(place.query + i * axis.query));
@@ -1151,10 +1153,7 @@ impl<T: Element> Rows<'_, T> {
                 if call.sinks.is_some() {
                     state.push(sink);
                 }
-                let nothing = state.is_nothing();
-                let found = (!nothing).then(|| Normalizer { max: state.reference(), sum: state.sum() });
-                let (reference, scale) = call.scales::<T::Lanes<S>>(found);
-                self.write_outside::<S>(&place, &(0..len), &keys, (reference, scale));
+                let (nothing, reference, scale) = self.finish::<S>(&state, &place, &(0..len), &keys);
                 let moved = |&(_, held): &(_, &T::Real)| !nothing && held.differs(reference);
                 for ((start, len), &held) in blocks::<T::Lanes<S>>(keys.clone()).zip(&references).filter(moved) {
                     rescale::<T::Lanes<S>>(kept.add(start), len, held, reference);
