@@ -49,6 +49,13 @@ pub(super) fn most_of<R: Real>(count: usize) -> R {
 /// Three tensors of so many bytes leave the second cache. Below that it takes longer to ask for what is there.
 const LEAVES_SECOND: usize = 1 << 19;
 
+/// Lines that come from the third cache are asked for so many bytes before they are read: 512 × 512 f32s take a Zen 5 26 µs, with twice
+/// as many or half of them 28, and with a line's 30.
+const NEAR: usize = 1024;
+
+/// The same of those that come from memory.
+const FAR: usize = ahead_if::<u8>(true);
+
 /// Gradients of lines of this length or more are written to aligned addresses where vectors are whole: of shorter ones it takes more.
 const ALIGN_GRADIENTS_FROM: usize = 1024;
 
@@ -752,7 +759,8 @@ impl<T: Element> Backward<'_, T> {
         sum.sum_across()
     }
 
-    /// Writes the gradients of `len` elements, and asks for those `ahead` of them in both tensors.
+    /// Writes the gradients of `len` elements, and asks for what comes `ahead` of them and is not asked for by [`sum`](Self::sum): for
+    /// softmax memory that is written, which is read first, for log-softmax what its sum, too soon, would wait for.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`, `ys` and `gs` are valid for reads of `len` elements and `out` for writes.
@@ -774,9 +782,13 @@ impl<T: Element> Backward<'_, T> {
                 aligned,
                 #[inline(always)]
                 |i, count| {
-                    if let Some(ahead) = ahead {
-                        S::prefetch(ys.wrapping_add(i + ahead));
-                        S::prefetch(gs.wrapping_add(i + ahead));
+                    match (ahead, output) {
+                        (Some(ahead), Output::Probability) => S::prefetch(out.wrapping_add(i + ahead)),
+                        (Some(ahead), Output::LogProbability) => {
+                            S::prefetch(ys.wrapping_add(i + ahead));
+                            S::prefetch(gs.wrapping_add(i + ahead));
+                        }
+                        (None, _) => (),
                     }
                     let y = T::read::<S>(ys.add(i), count, T::Real::ZERO);
                     let g = T::read::<S>(gs.add(i), count, T::Real::ZERO);
@@ -825,6 +837,37 @@ impl<T: Element> Backward<'_, T> {
         }
     }
 
+    /// Lines of a block, log-softmax's if `LOG`. `AHEAD`: as of [`sum`](Self::sum), 0 for none; where `NEXT`, memory that is written,
+    /// which is read first, is asked for a line before. In a function of its own, which keeps in registers what its loops need: a load from
+    /// the stack waits for stores before it, too.
+    ///
+    /// # Safety
+    /// As of [`held`](Self::held).
+    #[inline(never)]
+    unsafe fn blocks<S: Simd, Writes: Simd, const LOG: bool, const AHEAD: usize, const NEXT: bool>(
+        (ys, gs, out): (*const T, *const T, *mut T),
+        elements: usize,
+        len: usize,
+    ) {
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            S::enter(
+                #[inline(always)]
+                move || {
+                    // What is made in here does not come from memory.
+                    let output = if LOG { Output::LogProbability } else { Output::Probability };
+                    let ahead = (AHEAD > 0).then_some(AHEAD / size_of::<T>());
+                    for start in (0..elements).step_by(len) {
+                        let at = (ys.add(start), gs.add(start), out.add(start));
+                        let sum = Self::sum::<S>(at.0, at.1, len, output, ahead);
+                        let aligned = len >= ALIGN_GRADIENTS_FROM;
+                        Self::gradients::<Writes>(at, len, aligned, output, sum, NEXT.then_some(len));
+                    }
+                },
+            )
+        }
+    }
+
     /// Whole lines. Those of a block need no sum that compensates, whose steps wait for each other; longer ones are written from their
     /// end, since what was read last is in the caches still.
     ///
@@ -835,13 +878,12 @@ impl<T: Element> Backward<'_, T> {
         let (start, elements) = (lines.start * len, lines.len() * len);
         let (ys, gs): (*const T, *const T) = (self.0.y.at(start, elements), self.0.g.at(start, elements));
         let out = self.0.out.at(start, elements);
-        let aligned = len >= ALIGN_GRADIENTS_FROM;
+        let all = (ys, gs, out);
         let leaves_caches = leaves_caches(&self.0.out);
         let far = leaves_caches.then_some(ahead_if::<T>(true));
         // SAFETY of the block: the elements are there; the rest by the caller's promise.
         unsafe {
             if output == Output::Probability && T::Lanes::<S>::UNROLLED {
-                let all = (ys, gs, out);
                 match len.div_ceil(T::Lanes::<S>::COUNT) {
                     1 => return Self::held::<S, 1>(all, elements, len, far),
                     2 => return Self::held::<S, 2>(all, elements, len, far),
@@ -854,21 +896,21 @@ impl<T: Element> Backward<'_, T> {
                     _ => (),
                 }
             }
-            // Lines that are far, but in the caches, come the sooner that are asked for while the one before is written.
-            let next = (!leaves_caches && self.0.out.bytes() >= LEAVES_SECOND && len > FAR_APART).then_some(len);
+            // By themselves, apart from what longer ones need: lines of 64 f32s take a quarter less time.
+            if len <= BLOCK_VECTORS * T::Lanes::<S>::COUNT {
+                let in_third = self.0.out.bytes() >= LEAVES_SECOND && len > FAR_APART;
+                return match (leaves_caches, in_third, output) {
+                    // What is read again in vectors that lie in two lines of the cache waits the longer.
+                    (true, _, Output::Probability) => Self::blocks::<S, S::Half, false, FAR, false>(all, elements, len),
+                    (true, _, Output::LogProbability) => Self::blocks::<S, S, true, FAR, false>(all, elements, len),
+                    (_, true, Output::Probability) => Self::blocks::<S, S, false, NEAR, true>(all, elements, len),
+                    (_, true, Output::LogProbability) => Self::blocks::<S, S, true, 0, true>(all, elements, len),
+                    (_, _, Output::Probability) => Self::blocks::<S, S, false, 0, false>(all, elements, len),
+                    (_, _, Output::LogProbability) => Self::blocks::<S, S, true, 0, false>(all, elements, len),
+                };
+            }
             for start in (0..elements).step_by(len) {
                 let at = (ys.add(start), gs.add(start), out.add(start));
-                // By themselves, apart from what longer ones need: lines of 64 f32s take a quarter less time.
-                if len <= BLOCK_VECTORS * T::Lanes::<S>::COUNT {
-                    let sum = Self::sum::<S>(at.0, at.1, len, output, far);
-                    if leaves_caches && output == Output::Probability {
-                        // What is read again in vectors that lie in two lines of the cache waits the longer.
-                        Self::gradients::<S::Half>(at, len, aligned, output, sum, None);
-                    } else {
-                        Self::gradients::<S>(at, len, aligned, output, sum, next);
-                    }
-                    continue;
-                }
                 let ahead = Some(ahead_if::<T>(leaves_caches));
                 let sum = sum_of_blocks::<T::Lanes<S>>(
                     len,
