@@ -6,7 +6,7 @@ use super::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
 use super::memory::{three_apart, CacheLines};
 use super::rows::{ahead_if, MOST_OF_SAMPLE};
-use super::Element;
+use super::{units_per_task, Element};
 use crate::state::{Number, Real};
 use std::mem::MaybeUninit;
 
@@ -170,7 +170,8 @@ pub(super) unsafe fn at_once<S: Simd, T: Element, B: Batches<T>, const LEN: usiz
     let len = if LEN == 0 { lines.len } else { LEN };
     let ([zero, one, lowest], drops) = ([T::Real::ZERO, T::Real::ONE, T::Real::LOWEST], batches.drops());
     let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
-    let most = (BATCH_BYTES / size_of::<T::Real>() / room).min(T::Lanes::<S>::COUNT);
+    // A power of two: tasks are whole batches.
+    let most = 1 << (BATCH_BYTES / size_of::<T::Real>() / room).min(T::Lanes::<S>::COUNT).ilog2();
     let batch_room = three_apart::<T::Real>(most * room);
     let mut kept = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; BATCHES]);
     assert!(2 * batch_room <= BATCHES);
@@ -185,6 +186,8 @@ pub(super) unsafe fn at_once<S: Simd, T: Element, B: Batches<T>, const LEN: usiz
     // What all of the next batch is to be relative to, if its lines are expected to be close to each other.
     let mut common = None;
     let in_all = count.div_ceil(most);
+    // What a task of these lines begins with, alone or among others: results do not tell by how many threads they were written.
+    let batches_of_task = units_per_task(len) / most;
     // How many lines were found, and the first of these that has not been in a batch yet
     let (mut in_found, mut next_found) = (0, 0);
     for step in 0..in_all + 1 {
@@ -199,6 +202,9 @@ pub(super) unsafe fn at_once<S: Simd, T: Element, B: Batches<T>, const LEN: usiz
             }
         };
         let ((first, to_sum, kept), (written, to_write, kept_before)) = (turn(0), turn(1));
+        if step % batches_of_task == 0 {
+            common = None;
+        }
         // SAFETY of the block: the elements are there, and there is room for the lines in work; the rest by the caller's promise.
         unsafe {
             if to_sum > 0 && next_found == in_found {

@@ -34,7 +34,7 @@ pub(crate) use top_k::top_k;
 use crate::lines::Lines;
 use crate::op::{Output, Schedule};
 use crate::state::{Merge, Number, Real};
-use lanes::Lanes;
+use lanes::{Lanes, MAX_LANES};
 use level::{Level, Simd, Task};
 use memory::{filled, Elements};
 use std::ops::Range;
@@ -206,6 +206,15 @@ trait Pass<S: Simd>: Sync {
     }
 }
 
+/// How many units of so many elements a thread takes at a time: whole [batches](at_once) where these are short lines.
+fn units_per_task(unit_elements: usize) -> usize {
+    match PART / 2 / unit_elements {
+        0 => 1,
+        few @ ..MAX_LANES => few,
+        many => many / MAX_LANES * MAX_LANES,
+    }
+}
+
 /// To be called at a level that the CPU has.
 fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
     let width = lines.inner.min(P::WIDTH);
@@ -234,7 +243,7 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
     if units * unit_elements < SERIAL || threads::alone() {
         run_units(0..units)
     } else {
-        let units_per_task = (PART / 2 / unit_elements).max(1);
+        let units_per_task = units_per_task(unit_elements);
         threads::each(units.div_ceil(units_per_task), TRADED, &|task| {
             let units = task * units_per_task..units.min((task + 1) * units_per_task);
             if lines.inner == 1 {

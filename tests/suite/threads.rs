@@ -1,7 +1,8 @@
 //! Many threads at once on one device.
 
-use crate::support::{check, check_result, devices, normal, tensor, values, within_cap, Op};
-use candle_core::{DType, Device, Result};
+use crate::support::{check, check_result, devices, normal, tensor, values, within_cap, Op, DTYPES};
+use candle_core::{DType, Device, Result, Tensor};
+use candle_softmax::{ops, testing, Softmax};
 
 /// Each thread with tensors of its own; all of them race to load the kernels. Every result is checked, and is the same to
 /// the bit as that of a thread alone.
@@ -68,6 +69,42 @@ fn lines_that_take_a_whole_gpu_from_four_threads() -> Result<()> {
                 .collect();
             threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics"))
         })?;
+    }
+    Ok(())
+}
+
+/// On the CPU one thread and several, which share the lines between them, write the same bits: of lines that are close to each other, as
+/// of ones some of which are not.
+#[test]
+fn the_same_bits_by_any_number_of_threads() -> Result<()> {
+    type Call = fn(&Tensor, &Tensor) -> Result<Tensor>;
+    let calls: [(&str, Call); 8] = [
+        ("softmax", |xs, _| ops::softmax(xs, 1)),
+        ("log_softmax", |xs, _| ops::log_softmax(xs, 1)),
+        ("softmax, dim 0", |xs, _| ops::softmax(xs, 0)),
+        ("scale", |xs, _| Softmax::new().scale(0.3).forward(xs)),
+        ("bias and dropout", |xs, ys| Softmax::new().bias(ys).dropout(0.2, 7).forward(xs)),
+        ("softcap and window", |xs, _| Softmax::new().softcap(20.0).window(50, 20).forward(xs)),
+        ("gradient", |xs, ys| testing::softmax_backward(false, ys, xs, 1)),
+        ("logsumexp", |xs, _| ops::logsumexp(xs, 1)),
+    ];
+    let pools = [1, 2, 5].map(|threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool"));
+    for shape in [(5000, 64), (2100, 128), (1400, 200), (600, 512), (90, 6000), (2, 300_000)] {
+        for dtype in DTYPES {
+            for far in [false, true] {
+                let mut xs = normal(shape.0 * shape.1, 2.0, 3);
+                if far {
+                    xs.chunks_mut(shape.1).step_by(7).for_each(|line| line.iter_mut().for_each(|x| *x += 40.0));
+                }
+                let xs = tensor(&xs, shape, dtype, &Device::Cpu)?;
+                let ys = tensor(&normal(shape.0 * shape.1, 1.0, 4), shape, dtype, &Device::Cpu)?;
+                for (name, call) in calls {
+                    let [one, two, five] = pools.each_ref().map(|pool| values(&pool.install(|| call(&xs, &ys))?));
+                    let (one, two, five) = (one?, two?, five?);
+                    assert!(one == two && one == five, "{name} of {shape:?} {dtype:?}, far: {far}");
+                }
+            }
+        }
     }
     Ok(())
 }
