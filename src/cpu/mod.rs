@@ -40,9 +40,6 @@ use memory::{filled, Elements};
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// Below this many elements threads cost more than they bring. 512 × 512 f32s take one thread 40 µs, two of which the second is awake
-/// 24, and two of which it sleeps 55.
-const SERIAL: usize = 1 << 18;
 /// A line of this many elements or more …
 const SPLIT_FROM: usize = 1 << 18;
 /// … is split into parts of about this many, …
@@ -228,7 +225,7 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
     if split {
         let part = (PART / width).max(lines.len.div_ceil(MAX_PARTS));
         let parts: Vec<_> = (0..lines.len).step_by(part).map(|start| start..lines.len.min(start + part)).collect();
-        (0..units).for_each(|unit| run_parts::<S, P>(pass, unit, &parts));
+        (0..units).for_each(|unit| run_parts::<S, P>(pass, unit, unit_elements, &parts));
         return;
     }
     let run_units = |units: Range<usize>| {
@@ -240,11 +237,11 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
             )
         }
     };
-    if units * unit_elements < SERIAL || threads::alone() {
+    if !threads::pay(units * unit_elements) {
         run_units(0..units)
     } else {
         let units_per_task = units_per_task(unit_elements);
-        threads::each(units.div_ceil(units_per_task), TRADED, &|task| {
+        threads::each(units * unit_elements, units.div_ceil(units_per_task), TRADED, &|task| {
             let units = task * units_per_task..units.min((task + 1) * units_per_task);
             if lines.inner == 1 {
                 pass.use_first(units.start * lines.len..units.end * lines.len);
@@ -255,9 +252,9 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
 }
 
 /// One unit by many threads.
-fn run_parts<S: Simd, P: Pass<S>>(pass: &P, unit: usize, parts: &[Range<usize>]) {
+fn run_parts<S: Simd, P: Pass<S>>(pass: &P, unit: usize, unit_elements: usize, parts: &[Range<usize>]) {
     let reduced: Vec<OnceLock<P::Reduced>> = parts.iter().map(|_| OnceLock::new()).collect();
-    threads::each(parts.len(), usize::MAX, &|i| {
+    threads::each(unit_elements, parts.len(), usize::MAX, &|i| {
         // SAFETY: the level is one that the CPU has.
         let part = unsafe {
             S::enter(
@@ -279,7 +276,7 @@ fn run_parts<S: Simd, P: Pass<S>>(pass: &P, unit: usize, parts: &[Range<usize>])
         )
     };
     let Some(whole) = reduced.into_iter().filter_map(OnceLock::into_inner).reduce(merge) else { return };
-    threads::each(parts.len(), usize::MAX, &|i| {
+    threads::each(unit_elements, parts.len(), usize::MAX, &|i| {
         // SAFETY: the level is one that the CPU has, and the parts do not overlap.
         unsafe {
             S::enter(

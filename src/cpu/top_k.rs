@@ -6,7 +6,7 @@ use super::memory::CacheLines;
 use super::memory::{filled, Elements};
 use super::rows::ahead;
 use super::statistics::one;
-use super::{threads, Element, PART, SERIAL, TRADED};
+use super::{threads, Element, PART, TRADED};
 use crate::lines::Lines;
 use crate::state::{Number, Real};
 use std::cmp::Reverse;
@@ -58,11 +58,11 @@ where
                 )
             }
         };
-        if count * self.len < SERIAL || threads::alone() {
+        if !threads::pay(count * self.len) {
             run_lines(0..count)
         } else {
             let together = (PART / self.len).max(1);
-            threads::each(count.div_ceil(together), TRADED, &|task| {
+            threads::each(count * self.len, count.div_ceil(together), TRADED, &|task| {
                 run_lines(task * together..count.min((task + 1) * together))
             })
         }
