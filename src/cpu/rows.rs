@@ -387,7 +387,7 @@ impl<T: Element> Softmax<'_, T> {
         };
         // SAFETY: the elements are there; the rest by the caller's promise.
         unsafe {
-            at_once::at_once::<S, T, _, LEN, LEAVES_CACHES>(
+            at_once::at_once::<S, T, _, LEN, LEAVES_CACHES, { at_once::NOTHING }>(
                 &mut Plain,
                 lines,
                 #[inline(always)]

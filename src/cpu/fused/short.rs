@@ -3,15 +3,15 @@
 
 use super::logits::{first_lanes, keep_along, Call, Steps};
 use super::rows::Rows;
-use crate::cpu::at_once::{self, line_results, Batches, BATCH_BYTES, SHORT};
+use crate::cpu::at_once::{self, line_results, Batches, BATCH_BYTES, FAR_AWAY, NEARBY, NOTHING, SHORT};
 use crate::cpu::element::Keep;
 use crate::cpu::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::{four_apart, three_apart, CacheLines, Elements, KeptLines, Scratch};
 use crate::cpu::random;
 use crate::cpu::rows::{
-    ahead_if, block, blocks, leaves_caches, most_kept, most_of, rescale, sum_of_blocks, AHEAD_BLOCKS, BLOCK_VECTORS,
-    LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, SAMPLE_VECTORS,
+    ahead, ahead_if, block, blocks, leaves_caches, most_kept, most_of, rescale, sum_of_blocks, AHEAD_BLOCKS,
+    BLOCK_VECTORS, LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, SAMPLE_VECTORS,
 };
 use crate::cpu::statistics::one;
 use crate::cpu::Element;
@@ -574,27 +574,12 @@ impl<T: Element> Rows<'_, T> {
                 #[inline(always)]
                 move |of: &Source<T>, i: usize, count| T::read::<S>(of.bias.add(i), count, T::Real::ZERO)
             };
-            let ahead = {
-                #[inline(always)]
-                move |of: &Source<T>, i: usize| S::prefetch(of.scores.wrapping_add(i))
-            };
             // Most biases have rows as the scores have them.
             let bias_ahead = {
                 #[inline(always)]
-                move |of: &Source<T>, i: usize| {
-                    ahead(of, i);
-                    S::prefetch(of.bias.wrapping_add(i));
-                }
+                move |of: &Source<T>, i: usize| S::prefetch(of.bias.wrapping_add(i))
             };
-            let any_ahead = {
-                #[inline(always)]
-                move |of: &Source<T>, i: usize| {
-                    ahead(of, i);
-                    if bias {
-                        S::prefetch(of.bias.wrapping_add(i));
-                    }
-                }
-            };
+            let bias_streams = bias && self.call.bias_streams();
             let shift = {
                 #[inline(always)]
                 move |of: &Source<T>| T::Lanes::<S>::splat(of.shift)
@@ -603,57 +588,65 @@ impl<T: Element> Rows<'_, T> {
                 #[inline(always)]
                 move |of: &Source<T>, i: usize, logit| T::Lanes::<S>::load(of.limit.add(i)).at_most(logit)
             };
+            let biased = {
+                #[inline(always)]
+                move |of: &Source<T>, i: usize, count: usize, above: T::Lanes<S>| {
+                    read(of, i, count).mul_add(scale, read_bias(of, i, count)) - above
+                }
+            };
+            let nothing = |_: &Source<T>, _: usize| ();
             // Where there is a number for all of a line it is added by the last of them.
             let alone = self.call.bias.is_none();
             match (cap, bias, mask, limited) {
-                (None, false, false, false) if alone => self.choose::<S, true>(
+                (None, false, false, false) if alone => self.choose::<S, true, NOTHING>(
                     lines,
                     len,
                     out,
-                    ahead,
+                    nothing,
                     #[inline(always)]
                     move |of, i, count, above| read(of, i, count).mul_add(scale, zero - above),
                 ),
-                (None, true, false, false) => self.choose::<S, true>(
+                (None, true, false, false) if bias_streams => {
+                    self.choose::<S, true, FAR_AWAY>(lines, len, out, bias_ahead, biased)
+                }
+                (None, true, false, false) => self.choose::<S, true, NEARBY>(lines, len, out, bias_ahead, biased),
+                (None, false, true, false) if alone => self.choose::<S, true, NOTHING>(
                     lines,
                     len,
                     out,
-                    bias_ahead,
-                    #[inline(always)]
-                    move |of, i, count, above| read(of, i, count).mul_add(scale, read_bias(of, i, count)) - above,
-                ),
-                (None, false, true, false) if alone => self.choose::<S, true>(
-                    lines,
-                    len,
-                    out,
-                    ahead,
+                    nothing,
                     #[inline(always)]
                     move |of, i, count, above| {
                         let logit = read(of, i, count).mul_add(scale, zero - above);
                         logit.where_some_kept(of.mask.add(i), count, none)
                     },
                 ),
-                (None, false, false, true) if alone => self.choose::<S, true>(
+                (None, false, false, true) if alone => self.choose::<S, true, NOTHING>(
                     lines,
                     len,
                     out,
-                    ahead,
+                    nothing,
                     #[inline(always)]
                     move |of, i, count, above| within(of, i, read(of, i, count).mul_add(scale, zero - above)),
                 ),
-                (Some([inverse, cap]), false, false, false) if alone => self.choose::<S, false>(
+                (Some([inverse, cap]), false, false, false) if alone => self.choose::<S, false, NOTHING>(
                     lines,
                     len,
                     out,
-                    ahead,
+                    nothing,
                     #[inline(always)]
                     move |of, i, count, above| (read(of, i, count) * inverse).tanh().mul_add(cap, zero - above),
                 ),
-                (cap, ..) => self.choose::<S, false>(
+                (cap, ..) => self.choose::<S, false, FAR_AWAY>(
                     lines,
                     len,
                     out,
-                    any_ahead,
+                    #[inline(always)]
+                    move |of, i| {
+                        if bias_streams {
+                            bias_ahead(of, i);
+                        }
+                    },
                     #[inline(always)]
                     move |of, i, count, above| {
                         let bias = if bias { read_bias(of, i, count) } else { shift(of) };
@@ -675,19 +668,20 @@ impl<T: Element> Rows<'_, T> {
     }
 
     /// Short lines are taken in batches, longer ones one by one: of those a batch leaves too little of the first cache.
-    /// `above(source, start, count, reference)` makes a vector of logits minus a reference, and `ahead(source, start)` asks for what it is made
-    /// from. Where that takes many registers, as a softcap does, logits of short lines are not made `TOGETHER` with exponentials, but in a
-    /// loop of their own: 0.41 ms for lines of 64 f32s, together 0.49. With a mask it is 0.30 ms together and 0.35 (bf16 0.30 and 0.34).
+    /// `above(source, start, count, reference)` makes a vector of logits minus a reference, and `beside(source, start)` asks for what it is made
+    /// from beside the scores; of what is nearby that takes longer. `BESIDE`: as of [`at_once`]. Where logits take many registers, as a softcap
+    /// does, those of short lines are not made `TOGETHER` with exponentials, but in a loop of their own: 0.41 ms for lines of 64 f32s, together
+    /// 0.49. With a mask it is 0.30 ms together and 0.35 (bf16 0.30 and 0.34).
     ///
     /// # Safety
     /// As of [`short`](Self::short).
     #[inline(always)]
-    unsafe fn choose<S: Simd, const TOGETHER: bool>(
+    unsafe fn choose<S: Simd, const TOGETHER: bool, const BESIDE: u8>(
         &self,
         lines: Range<usize>,
         len: usize,
         out: Elements<T>,
-        ahead: impl Fn(&Source<T>, usize) + Copy,
+        beside: impl Fn(&Source<T>, usize) + Copy,
         above: impl Fn(&Source<T>, usize, usize, T::Lanes<S>) -> T::Lanes<S> + Copy,
     ) {
         let above = {
@@ -701,26 +695,51 @@ impl<T: Element> Rows<'_, T> {
             #[inline(always)]
             move |source: &Source<T>, i: usize, count: usize| above(source, i, count, zero)
         };
+        let scores_ahead = {
+            #[inline(always)]
+            move |source: &Source<T>, i: usize| S::prefetch(source.scores.wrapping_add(i))
+        };
+        let ask = {
+            #[inline(always)]
+            move |source: &Source<T>, i: usize| {
+                scores_ahead(source, i);
+                if BESIDE == FAR_AWAY {
+                    beside(source, i);
+                }
+            }
+        };
         // SAFETY: as promised by the caller.
         unsafe {
             if T::Lanes::<S>::SATURATES && (TOGETHER || len > BATCH_LINE) {
                 match (len, leaves_caches(&out)) {
-                    (SHORT, true) => self.at_once::<S, SHORT, true>(lines, len, out, ahead, above),
-                    (SHORT, false) => self.at_once::<S, SHORT, false>(lines, len, out, ahead, above),
-                    (..=BATCH_LINE, true) => self.at_once::<S, 0, true>(lines, len, out, ahead, above),
-                    (..=BATCH_LINE, false) => self.at_once::<S, 0, false>(lines, len, out, ahead, above),
-                    _ if len <= most_kept::<S, T>() => self.sampled::<S>(lines, len, out, ahead, logit),
-                    _ => self.long_of_neighbours::<S>(lines, len, out, ahead, logit),
+                    (SHORT, true) => self.at_once::<S, SHORT, true, BESIDE>(lines, len, out, ask, above),
+                    (SHORT, false) => self.at_once::<S, SHORT, false, BESIDE>(lines, len, out, ask, above),
+                    (..=BATCH_LINE, true) => self.at_once::<S, 0, true, BESIDE>(lines, len, out, ask, above),
+                    (..=BATCH_LINE, false) => self.at_once::<S, 0, false, BESIDE>(lines, len, out, ask, above),
+                    _ if len <= most_kept::<S, T>() => {
+                        // What is nearby, not as far ahead: 8 × 16 × 512 × 512 f32s with a bias that heads share 13.1 ms, not asked
+                        // for 13.4.
+                        let back = if BESIDE == NEARBY { self.call.ahead() - ahead::<T>() } else { 0 };
+                        let ask_all = {
+                            #[inline(always)]
+                            move |source: &Source<T>, i: usize| {
+                                scores_ahead(source, i);
+                                beside(source, i.wrapping_sub(back));
+                            }
+                        };
+                        self.sampled::<S>(lines, len, out, ask_all, logit)
+                    }
+                    _ => self.long_of_neighbours::<S>(lines, len, out, ask, logit),
                 }
             } else if is_batched::<T>(len) {
                 // A loop of its own for each: with a distance that is no constant lines of 64 f32s with a bias took 1.06 times as long.
                 if S::PREFETCHES && leaves_caches(&out) {
-                    self.in_batches::<S, true>(lines, len, out, ahead, logit)
+                    self.in_batches::<S, true>(lines, len, out, ask, logit)
                 } else {
-                    self.in_batches::<S, false>(lines, len, out, ahead, logit)
+                    self.in_batches::<S, false>(lines, len, out, ask, logit)
                 }
             } else {
-                self.in_turns::<S>(lines, len, out, ahead, logit)
+                self.in_turns::<S>(lines, len, out, ask, logit)
             }
         }
     }
@@ -730,7 +749,7 @@ impl<T: Element> Rows<'_, T> {
     /// # Safety
     /// As of [`short`](Self::short), with vectors that [saturate](Lanes::SATURATES).
     #[inline(never)]
-    unsafe fn at_once<S: Simd, const LEN: usize, const LEAVES_CACHES: bool>(
+    unsafe fn at_once<S: Simd, const LEN: usize, const LEAVES_CACHES: bool, const BESIDE: u8>(
         &self,
         lines: Range<usize>,
         len: usize,
@@ -752,7 +771,7 @@ impl<T: Element> Rows<'_, T> {
         unsafe {
             S::enter(
                 #[inline(always)]
-                || at_once::at_once::<S, T, _, LEN, LEAVES_CACHES>(&mut sources, lines, ahead, above),
+                || at_once::at_once::<S, T, _, LEN, LEAVES_CACHES, BESIDE>(&mut sources, lines, ahead, above),
             )
         }
     }
