@@ -77,6 +77,29 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
     /// Whether one instruction makes a mask of bytes.
     const MASKS_BYTES: bool;
 
+    /// Whether [`stream`](Self::stream) goes past the caches.
+    const STREAMS: bool = false;
+
+    /// Writes the last lanes of `before` and the first `head` of this one, past the caches if [that can be](Self::STREAMS). Others see it
+    /// after [`streamed`](Self::streamed).
+    ///
+    /// # Safety
+    /// `head` is less than there are lanes, and `to` is valid for writes of a vector, and aligned to as many bytes.
+    #[inline(always)]
+    unsafe fn stream(self, before: Self, head: usize, to: *mut Self::Real) {
+        let mut both = [Self::Real::ZERO; 2 * MAX_LANES];
+        // SAFETY: no vector has more lanes; the rest by the caller's promise.
+        unsafe {
+            before.store(both.as_mut_ptr());
+            self.store(both.as_mut_ptr().add(Self::COUNT));
+            to.copy_from_nonoverlapping(both.as_ptr().add(head), Self::COUNT);
+        }
+    }
+
+    /// Has what this thread wrote past the caches done before what it writes next.
+    #[inline(always)]
+    fn streamed() {}
+
     /// exp(x) / [`UNSCALE`](Self::UNSCALE), for who has a factor to put that into.
     fn scaled_exp(self) -> Self;
 

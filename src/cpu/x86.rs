@@ -357,6 +357,21 @@ impl Lanes for F32x16 {
     const SATURATES: bool = true;
     const UNROLLED: bool = true;
     const MASKS_BYTES: bool = true;
+    const STREAMS: bool = true;
+
+    #[inline(always)]
+    unsafe fn stream(self, before: Self, head: usize, to: *mut f32) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let first = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+            let lanes = _mm512_add_epi32(first, _mm512_set1_epi32(head as i32));
+            _mm512_stream_ps(to, _mm512_permutex2var_ps(before.0, lanes, self.0));
+        }
+    }
+    #[inline(always)]
+    fn streamed() {
+        unsafe { _mm_sfence() }
+    }
 
     #[inline(always)]
     fn scaled_exp(self) -> Self {
