@@ -894,9 +894,9 @@ impl<T: Element> Backward<'_, T> {
         }
     }
 
-    /// Lines of a block, log-softmax's if `LOG`. `AHEAD`: as of [`sum`](Self::sum), 0 for none; where `NEXT`, memory that is written,
-    /// which is read first, is asked for a line before. In a function of its own, which keeps in registers what its loops need: a load from
-    /// the stack waits for stores before it, too.
+    /// Lines of a block, log-softmax's if `LOG`. `AHEAD`: how many bytes as of [`sum`](Self::sum), 0 for none; where `NEXT`,
+    /// [`gradients`](Self::gradients) asks a line ahead. In a function of its own, which keeps in registers what its loops need: a load from the
+    /// stack waits for stores before it, too.
     ///
     /// # Safety
     /// As of [`held`](Self::held).
