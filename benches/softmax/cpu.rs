@@ -354,8 +354,8 @@ fn copy(from: &Tensor, to: &Tensor) -> Result<()> {
 /// Calls of which as many fit into the time are short.
 const SHORT: usize = 100;
 
-/// Calls of its own kind before a short one is timed, and before a longer one.
-const BEFORE: [usize; 2] = [4, 1];
+/// Calls of its own kind before a short one is timed; before a longer one there is one.
+const BEFORE: usize = 4;
 
 /// Microseconds a call, medians of calls in turn: of as many as fit into so many seconds each, and of `least` at least. Each is
 /// timed after some of its own kind, as in the loops that others are timed in: what candle's ops allocate and give back leaves
@@ -377,7 +377,7 @@ fn time(group: &[Contender], seconds: f64, least: usize) -> Result<Vec<f64>> {
     for run in 0..most {
         for ((contender, times), &runs) in group.iter().zip(&mut times).zip(&runs) {
             if run < runs {
-                let before = BEFORE[usize::from(runs < SHORT)];
+                let before = if runs >= SHORT { BEFORE } else { 1 };
                 for _ in 0..before {
                     once(contender)?;
                 }

@@ -3,8 +3,9 @@
 //!
 //! The caller works, too, and waits for nobody but who is at work: threads of the pool that sleep take longer to wake up (30 to 50
 //! µs, 15 of which are the caller's) than 2¹⁸ elements take one thread, and so does a caller that has gone to sleep. Smaller work is
-//! shared only while a [helper](Helper) is awake for a caller with much of it. Each thread has a share of neighbours, which it takes in pieces, and the same one from call to call as far as that is possible, since its cache
-//! may have them still; then it takes pieces of the others' shares.
+//! shared only while a [helper](Helper) is awake for a caller with much of it. Each thread has a share of neighbours, which it takes
+//! in pieces, and the same one from call to call as far as that is possible, since its cache may have them still; then it takes
+//! pieces of the others' shares.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -48,7 +49,7 @@ pub(super) fn each(elements: usize, count: usize, most: usize, f: &(dyn Fn(usize
         return (0..count).for_each(f);
     }
     let work = Arc::new(Work::new(count, threads, most, f));
-    let helped = elements < HELP_BELOW && threads == 2 && HELPER.take(&work);
+    let helped = elements < HELP_BELOW && threads == 2 && HELPER.give(&work);
     if !helped && elements >= WAKE_FROM {
         wake(&work, 0);
     }
@@ -103,7 +104,7 @@ impl Helper {
     }
 
     /// Gives it work, if it is awake.
-    fn take(&self, work: &Arc<Work>) -> bool {
+    fn give(&self, work: &Arc<Work>) -> bool {
         let awake = self.is_awake.load(Ordering::Relaxed);
         if awake {
             *self.work.lock().unwrap_or_else(PoisonError::into_inner) = Some(work.clone());
