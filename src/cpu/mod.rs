@@ -205,7 +205,7 @@ trait Pass<S: Simd>: Sync {
 
 /// How many units of so many elements a thread takes at a time: whole [batches](at_once) where these are short lines.
 fn units_per_task(unit_elements: usize) -> usize {
-    match PART / 2 / unit_elements {
+    match PART / 2 / unit_elements.max(1) {
         0 => 1,
         few @ ..MAX_LANES => few,
         many => many / MAX_LANES * MAX_LANES,
@@ -237,24 +237,28 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
             )
         }
     };
-    if !threads::pay(units * unit_elements) {
+    let units_per_task = units_per_task(unit_elements);
+    let shared = threads::share(units * unit_elements, units.div_ceil(units_per_task), TRADED, &|task| {
+        let units = task * units_per_task..units.min((task + 1) * units_per_task);
+        if lines.inner == 1 {
+            pass.use_first(units.start * lines.len..units.end * lines.len);
+        }
+        run_units(units)
+    });
+    if !shared {
         run_units(0..units)
-    } else {
-        let units_per_task = units_per_task(unit_elements);
-        threads::each(units * unit_elements, units.div_ceil(units_per_task), TRADED, &|task| {
-            let units = task * units_per_task..units.min((task + 1) * units_per_task);
-            if lines.inner == 1 {
-                pass.use_first(units.start * lines.len..units.end * lines.len);
-            }
-            run_units(units)
-        })
     }
 }
 
 /// One unit by many threads.
 fn run_parts<S: Simd, P: Pass<S>>(pass: &P, unit: usize, unit_elements: usize, parts: &[Range<usize>]) {
     let reduced: Vec<OnceLock<P::Reduced>> = parts.iter().map(|_| OnceLock::new()).collect();
-    threads::each(unit_elements, parts.len(), usize::MAX, &|i| {
+    let each = |f: &(dyn Fn(usize) + Sync)| {
+        if !threads::share(unit_elements, parts.len(), usize::MAX, f) {
+            (0..parts.len()).for_each(f)
+        }
+    };
+    each(&|i| {
         // SAFETY: the level is one that the CPU has.
         let part = unsafe {
             S::enter(
@@ -276,7 +280,7 @@ fn run_parts<S: Simd, P: Pass<S>>(pass: &P, unit: usize, unit_elements: usize, p
         )
     };
     let Some(whole) = reduced.into_iter().filter_map(OnceLock::into_inner).reduce(merge) else { return };
-    threads::each(unit_elements, parts.len(), usize::MAX, &|i| {
+    each(&|i| {
         // SAFETY: the level is one that the CPU has, and the parts do not overlap.
         unsafe {
             S::enter(

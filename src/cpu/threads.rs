@@ -2,10 +2,10 @@
 //! was half of the crate's.
 //!
 //! The caller works, too, and waits for nobody but who is at work: threads of the pool that sleep take longer to wake up (30 to 50
-//! µs, 15 of which are the caller's) than 2¹⁸ elements take one thread, and so does a caller that has gone to sleep. Smaller work is
-//! shared only while a [helper](Helper) is awake for a caller with much of it. Each thread has a share of neighbours, which it takes
-//! in pieces, and the same one from call to call as far as that is possible, since its cache may have them still; then it takes
-//! pieces of the others' shares.
+//! µs, 15 of which are the caller's, or until the system finds a CPU for them, 2.7 ms) than 2¹⁸ elements take one thread, and so does a
+//! caller that has gone to sleep. Work that is smaller than what that pays for is shared only while a [helper](Helper) is awake for a
+//! caller with much of it. Each thread has a share of neighbours, which it takes in pieces, and the same one from call to call as far
+//! as that is possible, since its cache may have them still; then it takes pieces of the others' shares.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -22,114 +22,136 @@ const PIECES: usize = 8;
 /// How often the caller looks whether the last pieces are done before it sleeps.
 const SPINS: usize = 1 << 12;
 
-/// From this many elements on threads are woken up. 512 × 512 f32s take one thread 40 µs, two of which the second is awake 24, and two of
-/// which it sleeps 55.
-const WAKE_FROM: usize = 1 << 18;
-/// From this many elements on, of which two threads' take 3.3 µs and one's 4.1, …
+/// From this many elements on threads are woken up, if no helper is awake: 2²⁰ f32s take one thread 95 µs, and two of which the second
+/// sleeps no longer.
+const WAKE_FROM: usize = 1 << 20;
+/// From this many elements on a helper has its share (64 × 1000 f32s take one thread 5.4 µs and two 3.4), …
 const HELP_FROM: usize = 3 << 14;
-/// … and below this many the helper is asked.
-const HELP_BELOW: usize = 1 << 19;
+/// … and from this many on it wakes the others of the pool.
+const HELP_ALL_FROM: usize = 1 << 18;
 
 /// Whether there is only one.
 pub(super) fn alone() -> bool {
     rayon::current_num_threads() == 1
 }
 
-/// Whether it takes less time to share work on so many elements.
-pub(super) fn pay(elements: usize) -> bool {
-    let helped = (HELP_FROM..HELP_BELOW).contains(&elements) && HELPER.is_there();
-    helped || elements >= WAKE_FROM && !alone()
-}
-
-/// Calls `f(i)` for each i below `count`, if that is to be shared: see [`pay`]; threads take `most` of them at a time at most.
-pub(super) fn each(elements: usize, count: usize, most: usize, f: &(dyn Fn(usize) + Sync)) {
-    let few = if elements < WAKE_FROM { 2 } else { usize::MAX };
-    let threads = rayon::current_num_threads().min(count).min(few);
-    if threads <= 1 {
-        return (0..count).for_each(f);
+/// Calls `f(i)` for each i below `count`, on so many elements in all, by several threads, which take `most` of them at a time at most. If
+/// one takes less time it calls nothing, and returns false.
+pub(super) fn share(elements: usize, count: usize, most: usize, f: &(dyn Fn(usize) + Sync)) -> bool {
+    if elements < HELP_FROM || count <= 1 || alone() {
+        return false;
     }
-    let work = Arc::new(Work::new(count, threads, most, f));
-    let helped = elements < HELP_BELOW && threads == 2 && HELPER.give(&work);
-    if !helped && elements >= WAKE_FROM {
-        wake(&work, 0);
+    let there = HELPER.is_there(elements);
+    if !there && elements < WAKE_FROM {
+        return false;
+    }
+    let few = if elements < HELP_ALL_FROM { 2 } else { usize::MAX };
+    let work = Arc::new(Work::new(count, rayon::current_num_threads().min(count).min(few), most, f));
+    let given = there && HELPER.give(&work);
+    if !given && elements >= WAKE_FROM {
+        wake(&work, 1..3);
     }
     work.take(0);
     work.wait();
+    true
 }
 
-/// A thread of the pool that stays awake between the calls of a thread that calls again and again: 64 × 1000 f32s take 3.4 µs then, one
-/// thread 5.4. Handed to rayon, whose thread is often not looking for work yet after work that is so small, so that another one is woken
-/// up, they took 4 to 6.6.
+/// A thread of the pool that stays awake between the calls of a thread that calls again and again: 512 × 512 f32s take 13 µs then, one
+/// thread 26, and two of which the second has to be woken up 55. It is given its work without rayon, which would often wake another.
 struct Helper {
-    /// Whether a thread is one.
-    is_awake: AtomicBool,
+    /// Whether a thread has been asked to be one, …
+    asked: AtomicBool,
+    /// … and whether it is.
+    is_there: AtomicBool,
     /// Whether there is something for it to do, …
     called: AtomicBool,
     /// … and what. Somebody else may replace it: then its caller does it alone.
     work: Mutex<Option<Arc<Work>>>,
 }
 
-static HELPER: Helper =
-    Helper { is_awake: AtomicBool::new(false), called: AtomicBool::new(false), work: Mutex::new(None) };
+static HELPER: Helper = Helper {
+    asked: AtomicBool::new(false),
+    is_there: AtomicBool::new(false),
+    called: AtomicBool::new(false),
+    work: Mutex::new(None),
+};
 
-/// So many calls, each of which begins within so many nanoseconds of the one before, …
-const MANY: u32 = 64;
+/// Calls with so many elements in all, each of which begins within so many nanoseconds of the one before's end, …
+const MANY: usize = 1 << 20;
 /// … are answered by a helper, which waits as long for the next one.
 const CLOSE: u64 = 25_000;
+/// Elements that one thread takes a nanosecond for, at least.
+const PER_NANOSECOND: usize = 4;
 /// How often a helper looks for a call before it looks what else the pool has to do.
 const LOOKS: usize = 32;
 
 impl Helper {
-    /// Whether one is awake. Wakes one for a caller that calls often; that costs it 10 µs, little beside the calls before.
-    fn is_there(&'static self) -> bool {
+    /// Whether there is one, and it has answered: the system may let it wait, for the caller's CPU most often. Asks one to come for a
+    /// caller that calls often; that costs it 10 to 15 µs, little beside the calls before.
+    fn is_there(&'static self, elements: usize) -> bool {
         thread_local! {
-            /// When this thread called last, and how many times close to each other.
-            static CALLS: Cell<(u64, u32)> = const { Cell::new((0, 0)) };
+            /// Until when a call is close to this thread's last one, and the elements of those that were close to each other.
+            static CALLS: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
         }
         // Threads of the pool share what they do already. In WebAssembly there is no clock.
         if cfg!(target_family = "wasm") || rayon::current_thread_index().is_some() {
             return false;
         }
-        if self.is_awake.load(Ordering::Relaxed) {
-            return true;
+        if self.is_there.load(Ordering::Relaxed) {
+            return !self.called.load(Ordering::Relaxed);
         }
-        let now = now();
-        let (last, count) = CALLS.get();
-        let count = if now - last < CLOSE { count + 1 } else { 1 };
-        CALLS.set((now, count % MANY));
-        if count == MANY && !alone() && !self.is_awake.swap(true, Ordering::Relaxed) {
-            rayon::spawn(|| self.help());
+        let (now, takes) = (now(), (elements / PER_NANOSECOND) as u64);
+        let (close, before) = CALLS.get();
+        let in_all = elements.saturating_add(if now < close { before } else { 0 });
+        let many = in_all >= MANY && in_all > elements;
+        CALLS.set((now + takes + CLOSE, if many { 0 } else { in_all }));
+        if many && !self.asked.swap(true, Ordering::Relaxed) {
+            rayon::spawn(move || self.help(takes));
         }
         false
     }
 
-    /// Gives it work, if it is awake.
+    /// Gives it work, unless it has just gone.
     fn give(&self, work: &Arc<Work>) -> bool {
-        let awake = self.is_awake.load(Ordering::Relaxed);
-        if awake {
-            *self.work.lock().unwrap_or_else(PoisonError::into_inner) = Some(work.clone());
-            self.called.store(true, Ordering::Release);
-        }
-        awake
+        *self.work.lock().unwrap_or_else(PoisonError::into_inner) = Some(work.clone());
+        self.called.store(true, Ordering::SeqCst);
+        self.is_there.load(Ordering::SeqCst)
     }
 
-    /// Until nobody has called for some time.
-    fn help(&self) {
-        let mut called = now();
-        while now() - called < CLOSE {
+    /// Until nobody has called for some time. The caller has a call to finish that takes so many nanoseconds.
+    fn help(&self, takes: u64) {
+        self.is_there.store(true, Ordering::Relaxed);
+        let mut until = now() + takes + CLOSE;
+        while now() < until {
             for _ in 0..LOOKS {
-                if self.called.load(Ordering::Relaxed) && self.called.swap(false, Ordering::Acquire) {
-                    let work = self.work.lock().unwrap_or_else(PoisonError::into_inner).take();
-                    if let Some(work) = work {
-                        work.take(1);
-                    }
-                    called = now();
+                if self.answer() {
+                    until = now() + CLOSE;
                 }
                 spin_loop();
             }
             rayon::yield_now();
+            // The system wakes a thread where another one runs, often the caller, and moves it later.
+            thread::yield_now();
+            if self.answer() {
+                until = now() + CLOSE;
+            }
         }
-        self.is_awake.store(false, Ordering::Relaxed);
+        self.is_there.store(false, Ordering::SeqCst);
+        self.answer();
+        self.asked.store(false, Ordering::Relaxed);
+    }
+
+    /// Does what there is to do, if anything.
+    fn answer(&self) -> bool {
+        if !self.called.load(Ordering::SeqCst) || !self.called.swap(false, Ordering::SeqCst) {
+            return false;
+        }
+        let work = self.work.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(work) = work {
+            wake(&work, 2..5);
+            work.take(1);
+        }
+        true
     }
 }
 
@@ -139,15 +161,15 @@ fn now() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// Wakes the two threads that are this one's to wake. Each does so first: all by one would take it too long.
-fn wake(work: &Arc<Work>, thread: usize) {
-    for other in [2 * thread + 1, 2 * thread + 2].into_iter().filter(|&other| other < work.shares.len()) {
+/// Wakes these threads, each of which wakes two others first: all by one would take it too long.
+fn wake(work: &Arc<Work>, threads: Range<usize>) {
+    for thread in threads.filter(|&thread| thread < work.shares.len()) {
         let work = work.clone();
         rayon::spawn(move || {
             if work.left.load(Ordering::Relaxed) > 0 {
-                wake(&work, other);
+                wake(&work, 2 * thread + 1..2 * thread + 3);
                 // Of the pool's threads one more may come than there are shares but the caller's.
-                let index = rayon::current_thread_index().unwrap_or(other);
+                let index = rayon::current_thread_index().unwrap_or(thread);
                 work.take(1 + index % (work.shares.len() - 1));
             }
         });
@@ -203,12 +225,14 @@ impl Work {
         Self { f, shares, left: AtomicUsize::new(count), panic: Mutex::new(None), caller: thread::current() }
     }
 
-    /// Takes pieces of this share, then of the others.
+    /// Takes pieces of this share, then of the others. It is said once how many: threads that write to the same line of the cache wait
+    /// for each other.
     fn take(&self, share: usize) {
         let (before, from) = self.shares.split_at(share);
+        let mut taken = 0;
         for share in from.iter().chain(before) {
             while let Some(range) = share.take() {
-                let count = range.len();
+                taken += range.len();
                 let call = AssertUnwindSafe(|| {
                     // SAFETY: what was taken is left until it is done, and the caller waits for it.
                     let f = unsafe { &*self.f };
@@ -217,10 +241,10 @@ impl Work {
                 if let Err(panic) = catch_unwind(call) {
                     self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
                 }
-                if self.left.fetch_sub(count, Ordering::AcqRel) == count {
-                    self.caller.unpark();
-                }
             }
+        }
+        if taken > 0 && self.left.fetch_sub(taken, Ordering::AcqRel) == taken {
+            self.caller.unpark();
         }
     }
 
@@ -256,9 +280,14 @@ mod tests {
                 let call = |i: usize| {
                     calls[i].fetch_add(1, Ordering::Relaxed);
                 };
-                each(usize::MAX, count, most, &call);
-                pool.install(|| each(usize::MAX, count, most, &call));
-                assert!(calls.iter().all(|calls| calls.load(Ordering::Relaxed) == 2), "{count} on {threads} threads");
+                let shared =
+                    [share(usize::MAX, count, most, &call), pool.install(|| share(usize::MAX, count, most, &call))];
+                assert_eq!(shared, [!alone() && count > 1, threads > 1 && count > 1]);
+                let times = shared.into_iter().filter(|&shared| shared).count();
+                assert!(
+                    calls.iter().all(|calls| calls.load(Ordering::Relaxed) == times),
+                    "{count} on {threads} threads"
+                );
             }
         }
     }
@@ -275,8 +304,7 @@ mod tests {
             let call = |i: usize| {
                 calls[i].fetch_add(1, Ordering::Relaxed);
             };
-            if pay(HELP_FROM) {
-                each(HELP_FROM, calls.len(), 1, &call);
+            if share(HELP_FROM, calls.len(), 1, &call) {
                 assert!(calls.iter().all(|calls| calls.load(Ordering::Relaxed) == 1));
                 helped = true;
             } else if helped {
@@ -300,7 +328,7 @@ mod tests {
                 assert_ne!(i, at);
                 returned.fetch_add(1, Ordering::Relaxed);
             };
-            let panic = catch_unwind(AssertUnwindSafe(|| pool.install(|| each(usize::MAX, 100, 1, &call))));
+            let panic = catch_unwind(AssertUnwindSafe(|| pool.install(|| share(usize::MAX, 100, 1, &call))));
             assert!(panic.is_err());
             assert_eq!(returned.load(Ordering::Relaxed), 99);
         }

@@ -58,13 +58,12 @@ where
                 )
             }
         };
-        if !threads::pay(count * self.len) {
+        let together = (PART / self.len.max(1)).max(1);
+        let shared = threads::share(count * self.len, count.div_ceil(together), TRADED, &|task| {
+            run_lines(task * together..count.min((task + 1) * together))
+        });
+        if !shared {
             run_lines(0..count)
-        } else {
-            let together = (PART / self.len).max(1);
-            threads::each(count * self.len, count.div_ceil(together), TRADED, &|task| {
-                run_lines(task * together..count.min((task + 1) * together))
-            })
         }
     }
 }
