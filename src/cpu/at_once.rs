@@ -6,6 +6,7 @@ use super::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
 use super::memory::{three_apart, CacheLines};
 use super::rows::{ahead_if, MOST_OF_SAMPLE};
+use super::streamed::Streamed;
 use super::{units_per_task, Element};
 use crate::state::{Number, Real};
 use std::mem::MaybeUninit;
@@ -80,6 +81,8 @@ pub(super) struct Lines<T: Element> {
     pub count: usize,
     /// How many elements each has.
     pub len: usize,
+    /// Whether results, of whole vectors, are [`Streamed`] where they leave the caches.
+    pub streams: bool,
     /// What the results of a line add up to, times [`UNSCALE`](Lanes::UNSCALE).
     pub factor: T::Real,
     /// What there is instead of the factor over the sum where nothing of a line is above −∞.
@@ -92,13 +95,14 @@ pub(super) struct Lines<T: Element> {
 /// The CPU has the instructions of `S`, the line's scaled exponentials are at `z`, `to` is valid for writes of the line, `keep`
 /// for reads of a byte for each and a vector more, and the function answered is called for vectors in a line.
 #[inline(always)]
-pub(super) unsafe fn line_results<S: Simd, T: Element>(
+pub(super) unsafe fn line_results<'a, S: Simd, T: Element>(
     z: *const T::Real,
     to: *mut T,
     ahead: Option<usize>,
     scale: T::Real,
     keep: Option<*const u8>,
-) -> impl FnMut(usize, usize) {
+    mut streamed: Option<&'a mut Streamed<T::Lanes<S>>>,
+) -> impl FnMut(usize, usize) + 'a {
     let scale = T::Lanes::<S>::splat(scale);
     #[inline(always)]
     move |i, count| {
@@ -107,6 +111,9 @@ pub(super) unsafe fn line_results<S: Simd, T: Element>(
             let mut result = T::Lanes::<S>::load(z.add(i)) * scale;
             if let Some(keep) = keep {
                 result = result.where_kept(keep.add(i), T::Real::ZERO);
+            }
+            if let Some(streamed) = &mut streamed {
+                return streamed.put(result);
             }
             // Memory that is written is read first.
             if let Some(ahead) = ahead {
@@ -184,7 +191,7 @@ pub(super) unsafe fn at_once<
     ask: impl Fn(&B::Line, usize),
     above: impl Fn(&B::Line, usize, usize, T::Lanes<S>) -> T::Lanes<S>,
 ) {
-    let Lines { scores, to, count, factor, of_nothing, .. } = lines;
+    let Lines { scores, to, count, streams, factor, of_nothing, .. } = lines;
     let len = if LEN == 0 { lines.len } else { LEN };
     let ([zero, one, lowest], drops) = ([T::Real::ZERO, T::Real::ONE, T::Real::LOWEST], batches.drops());
     let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
@@ -207,6 +214,7 @@ pub(super) unsafe fn at_once<
     let in_all = count.div_ceil(most);
     // What a task of these lines begins with, alone or among others: results do not tell by how many threads they were written.
     let batches_of_task = units_per_task(len) / most;
+    let mut streamed = (LEAVES_CACHES && streams).then(|| Streamed::<T::Lanes<S>>::new(to.cast()));
     // How many lines were found, and the first of these that has not been in a batch yet
     let (mut in_found, mut next_found) = (0, 0);
     for step in 0..in_all + 1 {
@@ -256,9 +264,13 @@ pub(super) unsafe fn at_once<
             };
             match common {
                 Some(reference) => references = [reference; MAX_LANES],
-                None => (0..to_sum).for_each(|i| references[i] = max_of(i)),
+                None => {
+                    for (i, reference) in references[..to_sum].iter_mut().enumerate() {
+                        *reference = max_of(i);
+                    }
+                }
             }
-            let sum_while = {
+            let mut sum_while = {
                 #[inline(always)]
                 |i: usize, keep| {
                     let line = line_of(i);
@@ -274,16 +286,27 @@ pub(super) unsafe fn at_once<
                                 ask(&line, i + distance);
                             }
                         },
-                        line_results::<S, T>(kept_before.add(i * room), to.add(i * len), distance, scales[i], keep),
+                        line_results::<S, T>(
+                            kept_before.add(i * room),
+                            to.add(i * len),
+                            distance,
+                            scales[i],
+                            keep,
+                            streamed.as_mut(),
+                        ),
                     )
                 }
             };
             if to_sum == most && to_write == most {
-                // A loop of its own for each
+                // A loop of its own for each, no closure, which might become a function that has not the instructions of `S`
                 if drops {
-                    (0..most).for_each(|i| sums[i] = sum_while(i, Some(keep.add(i * keep_room))));
+                    for (i, sum) in sums[..most].iter_mut().enumerate() {
+                        *sum = sum_while(i, Some(keep.add(i * keep_room)));
+                    }
                 } else {
-                    (0..most).for_each(|i| sums[i] = sum_while(i, None));
+                    for (i, sum) in sums[..most].iter_mut().enumerate() {
+                        *sum = sum_while(i, None);
+                    }
                 }
             } else {
                 for i in 0..to_sum {
@@ -306,8 +329,14 @@ pub(super) unsafe fn at_once<
                 }
                 for (i, &scale) in scales[..to_write].iter().enumerate() {
                     let keep = drops.then(|| keep.add(i * keep_room));
-                    let results =
-                        line_results::<S, T>(kept_before.add(i * room), to.add(i * len), distance, scale, keep);
+                    let results = line_results::<S, T>(
+                        kept_before.add(i * room),
+                        to.add(i * len),
+                        distance,
+                        scale,
+                        keep,
+                        streamed.as_mut(),
+                    );
                     each::<T::Lanes<S>>(0..len, results);
                 }
             }
@@ -362,5 +391,9 @@ pub(super) unsafe fn at_once<
                 common = None;
             }
         }
+    }
+    if let Some(streamed) = streamed {
+        // SAFETY: all lines were written; the rest by the caller's promise.
+        unsafe { streamed.finish() }
     }
 }

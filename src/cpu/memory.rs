@@ -267,6 +267,11 @@ fn clear_of<R, T>(start: *mut R, from: *const T, to: *const T) -> *mut R {
     start.wrapping_byte_add(skip / CACHE_LINE * CACHE_LINE)
 }
 
+/// Whether a result of this size comes from memory and goes there.
+pub(super) fn leaves_caches<T>(out: &Elements<T>) -> bool {
+    out.bytes() >= 16 << 20
+}
+
 /// As many elements as a line of the cache has.
 pub(super) const fn line_of<R>() -> usize {
     CACHE_LINE / size_of::<R>()

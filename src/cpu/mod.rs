@@ -19,6 +19,7 @@ mod memory;
 mod random;
 mod rows;
 mod statistics;
+mod streamed;
 mod sum;
 mod threads;
 mod top_k;

@@ -4,7 +4,8 @@ use super::at_once::{self, Batches, SHORT};
 use super::element::Keep;
 use super::lanes::{each, fold, sum_of_long_terms, sum_seen, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
-use super::memory::{to_line, CacheLines, Elements, KeptLines, Scratch, CACHE_LINE};
+use super::memory::{leaves_caches, CacheLines, Elements, KeptLines, Scratch, CACHE_LINE};
+use super::streamed::{streams, Streamed};
 use super::{Element, Pass};
 use crate::op::{Output, Schedule};
 use crate::state::{root_of_rescaling, CompensatedSum, Normalizer, Number, Real, SoftmaxState};
@@ -56,10 +57,6 @@ const NEAR: usize = 1024;
 /// The same of those that come from memory.
 const FAR: usize = ahead_if::<u8>(true);
 
-/// From this size on memory is most often fresh from the system, which has cleared it, so that it is in the caches. Results that leave
-/// them, but are smaller, are written past them: 49152 × 128 f32s 1.68 and 1.49 ms, but 100000 × 128 6.27 and 6.70.
-const FRESH_FROM: usize = 32 << 20;
-
 /// Gradients of lines of this length or more are written to aligned addresses where vectors are whole: of shorter ones it takes more.
 const ALIGN_GRADIENTS_FROM: usize = 1024;
 
@@ -83,11 +80,6 @@ pub(super) fn most_kept<S: Simd, T: Element>() -> usize {
 /// used: four times as many made lines of 512 f32s, all of them in the second cache, 1.4 times as slow.
 pub(super) const fn ahead<T>() -> usize {
     2048 / size_of::<T>()
-}
-
-/// Whether a result of this size comes from memory and goes there.
-pub(super) fn leaves_caches<T>(out: &Elements<T>) -> bool {
-    out.bytes() >= 16 << 20
 }
 
 /// [`ahead`], or farther for what [leaves the caches](leaves_caches), which takes longer: 49152 × 128 f32s took one thread of a Zen 5
@@ -311,7 +303,7 @@ impl<T: Element> Softmax<'_, T> {
                     let mut max = T::Lanes::<S>::splat(T::Real::NEG_INFINITY);
                     let xs = short.src.add(read * len);
                     let line = found[summed % IN_WORK].max;
-                    let mut write = short.results::<S>(written, found[written % IN_WORK]);
+                    let mut write = short.results::<S>(written, found[written % IN_WORK], None);
                     let sum = short.sum::<S>(
                         summed,
                         line,
@@ -333,7 +325,7 @@ impl<T: Element> Softmax<'_, T> {
                         found[line % IN_WORK] = Normalizer::new(max, sum);
                     }
                     if let Some(line) = written {
-                        short.write::<S>(line, found[line % IN_WORK]);
+                        short.write::<S>(line, found[line % IN_WORK], None);
                     }
                 }
             }
@@ -350,6 +342,8 @@ impl<T: Element> Softmax<'_, T> {
         let mut kept = short_kept();
         let short = Short::new::<S>(&self.0, &lines, len, &mut kept, 0, Output::Probability);
         let mut found = Normalizer { max: T::Real::ZERO, sum: T::Real::ONE };
+        let mut streamed =
+            streams::<S, T>(Some(&self.0.src), &self.0.out, len).then(|| Streamed::new(short.out.cast()));
         // SAFETY of the block: the lines are there; `kept` has room for two, and is read where it was written; the rest by the
         // caller's promise.
         unsafe {
@@ -358,7 +352,7 @@ impl<T: Element> Softmax<'_, T> {
                 let sum = if line == 0 {
                     short.sum_alone::<S>(line, reference)
                 } else {
-                    short.sum::<S>(line, reference, short.results::<S>(line - 1, found))
+                    short.sum::<S>(line, reference, short.results::<S>(line - 1, found, streamed.as_mut()))
                 };
                 found = if sum < T::Real::nearest(MOST_OF_SAMPLE) {
                     Normalizer::new(reference, sum)
@@ -369,7 +363,10 @@ impl<T: Element> Softmax<'_, T> {
                 };
             }
             if let Some(last) = lines.len().checked_sub(1) {
-                short.write::<S>(last, found);
+                short.write::<S>(last, found, streamed.as_mut());
+            }
+            if let Some(streamed) = streamed {
+                streamed.finish();
             }
         }
     }
@@ -386,6 +383,7 @@ impl<T: Element> Softmax<'_, T> {
             to: self.0.out.at(start, elements),
             count: lines.len(),
             len,
+            streams: streams::<S, T>(Some(&self.0.src), &self.0.out, len),
             factor: T::Lanes::<S>::UNSCALE,
             of_nothing: T::Real::nearest(f64::NAN),
         };
@@ -625,18 +623,28 @@ impl<T: Element> Short<T> {
     /// # Safety
     /// As of [`results`](Self::results).
     #[inline(always)]
-    unsafe fn write<S: Simd>(&self, line: usize, found: Normalizer<T::Real>) {
+    unsafe fn write<S: Simd>(
+        &self,
+        line: usize,
+        found: Normalizer<T::Real>,
+        streamed: Option<&mut Streamed<T::Lanes<S>>>,
+    ) {
         // SAFETY: as promised by the caller.
-        unsafe { each::<T::Lanes<S>>(0..self.len, self.results::<S>(line, found)) }
+        unsafe { each::<T::Lanes<S>>(0..self.len, self.results::<S>(line, found, streamed)) }
     }
 
-    /// What writes the results of a line, vector by vector.
+    /// What writes the results of a line, vector by vector; if they are [`Streamed`], to the place behind those of the line before.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`, the line is there, its exponentials are in `kept`, and the function answered
     /// is called for vectors in a line.
     #[inline(always)]
-    unsafe fn results<S: Simd>(&self, line: usize, found: Normalizer<T::Real>) -> impl FnMut(usize, usize) {
+    unsafe fn results<'a, S: Simd>(
+        &self,
+        line: usize,
+        found: Normalizer<T::Real>,
+        mut streamed: Option<&'a mut Streamed<T::Lanes<S>>>,
+    ) -> impl FnMut(usize, usize) + use<'a, S, T> {
         let (output, ahead) = (self.output, self.ahead_out);
         let max = T::Lanes::<S>::splat(found.max);
         let scale = T::Lanes::<S>::splat(output.scale::<T::Lanes<S>>(found.sum));
@@ -650,6 +658,9 @@ impl<T: Element> Short<T> {
                     Output::Probability => T::Lanes::<S>::load(exps.add(i)) * scale,
                     Output::LogProbability => T::read::<S>(xs.add(i), count, T::Real::ZERO) - max - scale,
                 };
+                if let Some(streamed) = &mut streamed {
+                    return streamed.put(result);
+                }
                 // Memory that is written is read first.
                 S::prefetch(out.wrapping_add(i + ahead));
                 T::put::<S>(result, out.add(i), count);
@@ -802,28 +813,65 @@ impl<T: Element> Backward<'_, T> {
         }
     }
 
-    /// Softmax's gradients of lines of `VECTORS` vectors, the last of which need not be whole, each held in registers: what is read again
-    /// waits for stores before it to addresses with the same lowest twelve bits. 8192 × 128 f32s took a Zen 5 105 µs, read twice 130 to 150.
-    /// What comes from memory is asked for `ahead`, and what goes there is [streamed](Lanes::stream) if `stream` says so: otherwise it is
-    /// read before it is written.
+    /// Gradients of lines of up to eight vectors, log-softmax's if `LOG`, each held in registers: what is read again waits for stores before
+    /// it to addresses with the same lowest twelve bits. 8192 × 128 f32s took a Zen 5 105 µs, read twice 130 to 150. What comes from memory
+    /// is asked for `ahead`, and what goes there is [streamed](Streamed) if it is said so. Longer lines, answered by false, are left.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`, and `ys` and `gs` are valid for reads of `elements` elements, which are lines of `len`,
     /// and `out` for writes.
     #[inline(always)]
-    unsafe fn held<S: Simd, const VECTORS: usize>(
+    unsafe fn held<S: Simd, const LOG: bool>(
+        all: (*const T, *const T, *mut T),
+        elements: usize,
+        len: usize,
+        ahead: Option<usize>,
+        stream: bool,
+    ) -> bool {
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            match len.div_ceil(T::Lanes::<S>::COUNT) {
+                1 => Self::held_vectors::<S, LOG, 1>(all, elements, len, ahead, stream),
+                2 => Self::held_vectors::<S, LOG, 2>(all, elements, len, ahead, stream),
+                3 => Self::held_vectors::<S, LOG, 3>(all, elements, len, ahead, stream),
+                4 => Self::held_vectors::<S, LOG, 4>(all, elements, len, ahead, stream),
+                5 => Self::held_vectors::<S, LOG, 5>(all, elements, len, ahead, stream),
+                6 => Self::held_vectors::<S, LOG, 6>(all, elements, len, ahead, stream),
+                7 => Self::held_vectors::<S, LOG, 7>(all, elements, len, ahead, stream),
+                8 => Self::held_vectors::<S, LOG, 8>(all, elements, len, ahead, stream),
+                _ => return false,
+            }
+        }
+        true
+    }
+
+    /// [`held`](Self::held) of lines of `VECTORS` vectors, the last of which need not be whole.
+    ///
+    /// # Safety
+    /// As of it.
+    #[inline(always)]
+    unsafe fn held_vectors<S: Simd, const LOG: bool, const VECTORS: usize>(
         (ys, gs, out): (*const T, *const T, *mut T),
         elements: usize,
         len: usize,
         ahead: Option<usize>,
         stream: bool,
     ) {
-        let lanes = T::Lanes::<S>::COUNT;
         // SAFETY of the block: as promised by the caller.
         unsafe {
-            let whole = T::Lanes::<S>::STREAMS && size_of::<T>() == size_of::<T::Real>() && len.is_multiple_of(lanes);
-            if !stream || !whole {
-                return Self::held_lines::<S, VECTORS>(
+            if stream {
+                let mut streamed = Streamed::<T::Lanes<S>>::new(out.cast());
+                Self::held_lines::<S, LOG, VECTORS>(
+                    (ys, gs),
+                    elements,
+                    len,
+                    ahead,
+                    #[inline(always)]
+                    |_, _, gradient| streamed.put(gradient),
+                );
+                streamed.finish();
+            } else {
+                Self::held_lines::<S, LOG, VECTORS>(
                     (ys, gs),
                     elements,
                     len,
@@ -832,42 +880,22 @@ impl<T: Element> Backward<'_, T> {
                     |i, count, gradient| T::put::<S>(gradient, out.add(i), count),
                 );
             }
-            // Vectors that are aligned lie across two of the gradient's: what is left of one waits for the next.
-            let (to, head) = (out.cast::<T::Real>(), to_line(out) % lanes);
-            let mut before = T::Lanes::<S>::splat(T::Real::ZERO);
-            Self::held_lines::<S, VECTORS>(
-                (ys, gs),
-                elements,
-                len,
-                ahead,
-                #[inline(always)]
-                |i, _, gradient| {
-                    match i {
-                        0 => gradient.store_part(to, head),
-                        _ => gradient.stream(before, head, to.add(i + head - lanes)),
-                    }
-                    before = gradient;
-                },
-            );
-            let mut last = [T::Real::ZERO; MAX_LANES];
-            before.store(last.as_mut_ptr());
-            to.add(elements + head - lanes).copy_from_nonoverlapping(last.as_ptr().add(head), lanes - head);
-            T::Lanes::<S>::streamed();
         }
     }
 
-    /// What [`held`](Self::held) writes, by `write(start, count, gradient)`.
+    /// What [`held_vectors`](Self::held_vectors) writes, by `write(start, count, gradient)`.
     ///
     /// # Safety
     /// As of it.
     #[inline(always)]
-    unsafe fn held_lines<S: Simd, const VECTORS: usize>(
+    unsafe fn held_lines<S: Simd, const LOG: bool, const VECTORS: usize>(
         (ys, gs): (*const T, *const T),
         elements: usize,
         len: usize,
         ahead: Option<usize>,
         mut write: impl FnMut(usize, usize, T::Lanes<S>),
     ) {
+        let output = if LOG { Output::LogProbability } else { Output::Probability };
         let lanes = T::Lanes::<S>::COUNT;
         let zero = T::Lanes::<S>::splat(T::Real::ZERO);
         let part = |vector: usize| if vector + 1 < VECTORS { lanes } else { len - vector * lanes };
@@ -883,12 +911,15 @@ impl<T: Element> Backward<'_, T> {
                     }
                     y[vector] = T::read::<S>(ys.add(at), part(vector), T::Real::ZERO);
                     g[vector] = T::read::<S>(gs.add(at), part(vector), T::Real::ZERO);
-                    sums[vector % 4] = y[vector].mul_add(g[vector], sums[vector % 4]);
+                    sums[vector % 4] = match output {
+                        Output::Probability => y[vector].mul_add(g[vector], sums[vector % 4]),
+                        Output::LogProbability => sums[vector % 4] + g[vector],
+                    };
                 }
             }
             let sum = T::Lanes::<S>::splat((sums[0] + sums[1] + (sums[2] + sums[3])).sum_across());
             for vector in 0..VECTORS {
-                let gradient = Output::Probability.gradient(y[vector], g[vector], sum);
+                let gradient = output.gradient(y[vector], g[vector], sum);
                 write(start + vector * lanes, part(vector), gradient);
             }
         }
@@ -938,21 +969,16 @@ impl<T: Element> Backward<'_, T> {
         let all = (ys, gs, out);
         let leaves_caches = leaves_caches(&self.0.out);
         let far = leaves_caches.then_some(ahead_if::<T>(true));
-        let stream = leaves_caches && self.0.out.bytes() < FRESH_FROM;
+        let stream = streams::<S, T>(None, &self.0.out, len);
         // SAFETY of the block: the elements are there; the rest by the caller's promise.
         unsafe {
-            if output == Output::Probability && T::Lanes::<S>::UNROLLED {
-                match len.div_ceil(T::Lanes::<S>::COUNT) {
-                    1 => return Self::held::<S, 1>(all, elements, len, far, stream),
-                    2 => return Self::held::<S, 2>(all, elements, len, far, stream),
-                    3 => return Self::held::<S, 3>(all, elements, len, far, stream),
-                    4 => return Self::held::<S, 4>(all, elements, len, far, stream),
-                    5 => return Self::held::<S, 5>(all, elements, len, far, stream),
-                    6 => return Self::held::<S, 6>(all, elements, len, far, stream),
-                    7 => return Self::held::<S, 7>(all, elements, len, far, stream),
-                    8 => return Self::held::<S, 8>(all, elements, len, far, stream),
-                    _ => (),
-                }
+            let held = T::Lanes::<S>::UNROLLED
+                && match output {
+                    Output::Probability => Self::held::<S, false>(all, elements, len, far, stream),
+                    Output::LogProbability => Self::held::<S, true>(all, elements, len, far, stream),
+                };
+            if held {
+                return;
             }
             // By themselves, apart from what longer ones need: lines of 64 f32s take a quarter less time.
             if len <= BLOCK_VECTORS * T::Lanes::<S>::COUNT {

@@ -85,7 +85,7 @@ fn lines_with_one_great_element() -> Result<()> {
 #[test]
 fn many_megabytes() -> Result<()> {
     for device in devices() {
-        for (shape, dim) in [((33_000, 128), 1), ((9000, 500), 1), ((60, 20_000), 0)] {
+        for (shape, dim) in [((33_000, 128), 1), ((9000, 500), 1), ((4200, 1024), 1), ((60, 20_000), 0)] {
             let count = shape.0 * shape.1;
             if within_cap(count) {
                 let xs = tensor(&normal(count, 3.0, 8), shape, DType::F32, &device)?;

@@ -556,6 +556,18 @@ fn many_short_lines() -> Result<()> {
     Ok(())
 }
 
+/// Results that leave the caches, which the CPU writes past them.
+#[test]
+fn many_megabytes() -> Result<()> {
+    for shape in [[2, 2, 16_400, 64], [2, 2, 2100, 512]] {
+        let plain = Case { scale: 0.5, ..Case::new(make(&shape, 3.0, 7, DType::F32)?) };
+        let bias = Some(make(&shape[1..], 2.0, 8, DType::F32)?);
+        check(&Case { bias, sinks: Some(make(&[2], 2.0, 9, DType::F32)?), ..plain.clone() })?;
+        check(&Case { window: Some((40, 4)), dropout: Some((0.2, 3)), ..plain })?;
+    }
+    Ok(())
+}
+
 #[test]
 fn lines_along_other_dimensions() -> Result<()> {
     for (i, shape) in [[2, 3, 4, 5], [1, 2, 40, 600], [3, 17, 2, 9], [2, 19, 3, 32], [1, 1, 1030, 3], [2, 9, 1, 1]]

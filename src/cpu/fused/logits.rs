@@ -2,9 +2,9 @@
 
 use crate::cpu::lanes::{each, sum_of_long_terms, Lanes, Pack};
 use crate::cpu::level::Simd;
-use crate::cpu::memory::Elements;
+use crate::cpu::memory::{leaves_caches, Elements};
 use crate::cpu::random;
-use crate::cpu::rows::{ahead_in, leaves_caches, FAR_APART, MAX_BLOCK};
+use crate::cpu::rows::{ahead_in, FAR_APART, MAX_BLOCK};
 use crate::cpu::statistics::one;
 use crate::cpu::Element;
 use crate::fused::{Around, Geometry, MaskedRows, Operand, Options, Place};

@@ -7,13 +7,14 @@ use crate::cpu::at_once::{self, line_results, Batches, BATCH_BYTES, FAR_AWAY, NE
 use crate::cpu::element::Keep;
 use crate::cpu::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
-use crate::cpu::memory::{four_apart, three_apart, CacheLines, Elements, KeptLines, Scratch};
+use crate::cpu::memory::{four_apart, leaves_caches, three_apart, CacheLines, Elements, KeptLines, Scratch};
 use crate::cpu::random;
 use crate::cpu::rows::{
-    ahead, ahead_if, block, blocks, leaves_caches, most_kept, most_of, rescale, sum_of_blocks, AHEAD_BLOCKS,
-    BLOCK_VECTORS, LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, SAMPLE_VECTORS,
+    ahead, ahead_if, block, blocks, most_kept, most_of, rescale, sum_of_blocks, AHEAD_BLOCKS, BLOCK_VECTORS,
+    LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, SAMPLE_VECTORS,
 };
 use crate::cpu::statistics::one;
+use crate::cpu::streamed::{streams, Streamed};
 use crate::cpu::Element;
 use crate::fused::{Axis, Place, Places, Window};
 use crate::state::{Number, Real, SoftmaxState};
@@ -220,7 +221,10 @@ impl<'a, T: Element> Sources<'a, T> {
     unsafe fn find_run<S: Simd>(&mut self, at: usize, (place, count, axis): (Place, usize, Axis), alone: bool) {
         let (call, len, last) = (self.call, self.len, count - 1);
         // SAFETY of the blocks: one element is there; the rest by the caller's promise.
-        let shift = |bias: &Elements<T>, i: usize| unsafe { one::<S, T>(bias.at(place.bias + i * axis.bias, 1)) };
+        let shift = {
+            #[inline(always)]
+            |bias: &Elements<T>, i: usize| unsafe { one::<S, T>(bias.at(place.bias + i * axis.bias, 1)) }
+        };
         let mut first = Source {
             scores: std::ptr::null(),
             bias: std::ptr::null(),
@@ -764,6 +768,7 @@ impl<T: Element> Rows<'_, T> {
             to: out.at(start, elements),
             count: lines.len(),
             len,
+            streams: streams::<S, T>(Some(&self.call.scores), &out, len),
             factor: self.call.most() * T::Lanes::<S>::UNSCALE,
             of_nothing: self.call.scales::<T::Lanes<S>>(None).1,
         };
@@ -848,7 +853,8 @@ impl<T: Element> Rows<'_, T> {
                         let keep = drops.then(|| keep.add(i * keep_room));
                         let scale = batch.scales[i];
                         let to = out.add((written + i) * len);
-                        let mut write = line_results::<S, T>(z_written.add(i * room), to, Some(distance), scale, keep);
+                        let mut write =
+                            line_results::<S, T>(z_written.add(i * room), to, Some(distance), scale, keep, None);
                         let (z, mut max) = (z_read.add(i * room), none);
                         batch.sums[i] = line_sum::<S, T>(
                             z_sum.add(i * room),
@@ -893,7 +899,8 @@ impl<T: Element> Rows<'_, T> {
                         let keep = drops.then(|| keep.add(i * keep_room));
                         let scale = batch.scales[i];
                         let to = out.add((written + i) * len);
-                        let results = line_results::<S, T>(z_written.add(i * room), to, Some(distance), scale, keep);
+                        let results =
+                            line_results::<S, T>(z_written.add(i * room), to, Some(distance), scale, keep, None);
                         each::<T::Lanes<S>>(0..len, results);
                     }
                 }
@@ -1000,6 +1007,8 @@ impl<T: Element> Rows<'_, T> {
         let mut last_sink = (usize::MAX, none);
         let sample = len.min(SAMPLE_VECTORS * T::Lanes::<S>::COUNT);
         let distance = self.call.ahead();
+        let streams = self.call.options.dropout.is_none() && streams::<S, T>(Some(&self.call.scores), &out, len);
+        let mut streamed = streams.then(|| Streamed::<T::Lanes<S>>::new(out.at(lines.start * len, 0).cast()));
         let mut scale = zero;
         // SAFETY of the block: the elements are there, and `held` has room for two lines; the rest by the caller's promise.
         unsafe {
@@ -1032,13 +1041,17 @@ impl<T: Element> Rows<'_, T> {
                         let keep = keep_along::<S, T>(&self.call, lines.start + before, 0, len, &mut kept);
                         let to = to.wrapping_sub(len);
                         // A loop of its own for each: asking in it takes a tenth of the time.
-                        match keep {
-                            None => {
-                                let results = line_results::<S, T>(z_before, to, Some(distance), scale, None);
+                        match (keep, &mut streamed) {
+                            (None, None) => {
+                                let results = line_results::<S, T>(z_before, to, Some(distance), scale, None, None);
                                 logits_sum::<S, T>(&source, &logit, len, reference, z, ask, results)
                             }
-                            keep => {
-                                let results = line_results::<S, T>(z_before, to, Some(distance), scale, keep);
+                            (None, Some(streamed)) => {
+                                let results = line_results::<S, T>(z_before, to, None, scale, None, Some(streamed));
+                                logits_sum::<S, T>(&source, &logit, len, reference, z, ask, results)
+                            }
+                            (keep, _) => {
+                                let results = line_results::<S, T>(z_before, to, Some(distance), scale, keep, None);
                                 logits_sum::<S, T>(&source, &logit, len, reference, z, ask, results)
                             }
                         }
@@ -1067,8 +1080,11 @@ impl<T: Element> Rows<'_, T> {
             if let Some(last) = lines.len().checked_sub(1) {
                 let keep = keep_along::<S, T>(&self.call, lines.start + last, 0, len, &mut kept);
                 let to = out.at((lines.start + last) * len, len);
-                let results = line_results::<S, T>(z_before, to, Some(distance), scale, keep);
+                let results = line_results::<S, T>(z_before, to, Some(distance), scale, keep, streamed.as_mut());
                 each::<T::Lanes<S>>(0..len, results);
+            }
+            if let Some(streamed) = streamed {
+                streamed.finish();
             }
         }
     }
@@ -1284,7 +1300,7 @@ impl<T: Element> Rows<'_, T> {
                 let mut found = T::Lanes::<S>::splat(none);
                 let z = in_turns.held(step);
                 if let (Some((next, _)), Some(line), Some((written, to, scale, keep))) = (next, summed, written) {
-                    let mut write = line_results::<S, T>(in_turns.held(written), to, Some(distance), scale, keep);
+                    let mut write = line_results::<S, T>(in_turns.held(written), to, Some(distance), scale, keep, None);
                     sum[line % IN_TURNS] = in_turns.sum::<S, T>(
                         line,
                         max[line % IN_TURNS],
@@ -1318,7 +1334,7 @@ impl<T: Element> Rows<'_, T> {
                         );
                     }
                     if let Some((line, to, scale, keep)) = written {
-                        let results = line_results::<S, T>(in_turns.held(line), to, Some(distance), scale, keep);
+                        let results = line_results::<S, T>(in_turns.held(line), to, Some(distance), scale, keep, None);
                         each::<T::Lanes<S>>(0..len, results);
                     }
                 }
