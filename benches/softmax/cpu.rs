@@ -14,7 +14,7 @@ use half::{bf16, f16};
 use rand::{rngs::StdRng, SeedableRng};
 use rayon::prelude::*;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 pub fn run(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
     if args.child {
@@ -351,37 +351,40 @@ fn copy(from: &Tensor, to: &Tensor) -> Result<()> {
     Ok(to.inplace_op1(&CopyFrom(from))?)
 }
 
-/// Calls of which as many fit into the time are short.
-const SHORT: usize = 100;
+/// Calls of its own kind before some are timed: one, and as many as take so many seconds.
+const BEFORE: f64 = 20e-3;
 
-/// Calls of its own kind before a short one is timed; before a longer one there is one.
-const BEFORE: usize = 4;
+/// Calls that are timed, one by one, after these, if as many would fit into that time.
+const TOGETHER: usize = 25;
 
-/// Microseconds a call, medians of calls in turn: of as many as fit into so many seconds each, and of `least` at least. Each is
-/// timed after some of its own kind, as in the loops that others are timed in: what candle's ops allocate and give back leaves
-/// fresh pages for the next output, and a cache full of something else.
+/// Microseconds a call, medians of calls in turn: of as many as fit into so many seconds each, and of `least` at least. They are
+/// timed after some of their own kind, as in the loops that others are timed in: what candle's ops allocate and give back leaves
+/// fresh pages for the next output, and a cache full of something else; and a thread that has slept is given a CPU by the system after
+/// milliseconds.
 fn time(group: &[Contender], seconds: f64, least: usize) -> Result<Vec<f64>> {
-    let once = |contender: &Contender| -> Result<Duration> {
+    let once = |contender: &Contender| -> Result<f64> {
         let start = Instant::now();
         (contender.2)()?;
-        Ok(start.elapsed())
+        Ok(start.elapsed().as_secs_f64())
     };
-    let mut runs = Vec::new();
+    let mut takes = Vec::new();
     for contender in group {
         once(contender)?;
-        let fits = (seconds / once(contender)?.as_secs_f64().max(1e-6)) as usize;
-        runs.push(fits.clamp(least, 300));
+        takes.push(once(contender)?.max(1e-6));
     }
-    let most = runs.iter().copied().max().unwrap_or_default();
+    let runs: Vec<usize> = takes.iter().map(|takes| ((seconds / takes) as usize).clamp(least, 300)).collect();
     let mut times = vec![Vec::new(); group.len()];
-    for run in 0..most {
-        for ((contender, times), &runs) in group.iter().zip(&mut times).zip(&runs) {
-            if run < runs {
-                let before = if runs >= SHORT { BEFORE } else { 1 };
-                for _ in 0..before {
-                    once(contender)?;
-                }
-                times.push(once(contender)?.as_secs_f64() * 1e6);
+    while times.iter().zip(&runs).any(|(times, &runs)| times.len() < runs) {
+        for (((contender, times), &runs), takes) in group.iter().zip(&mut times).zip(&runs).zip(&takes) {
+            if times.len() >= runs {
+                continue;
+            }
+            let before = (BEFORE / takes) as usize;
+            for _ in 0..before.max(1) {
+                once(contender)?;
+            }
+            for _ in 0..before.clamp(1, TOGETHER) {
+                times.push(once(contender)? * 1e6);
             }
         }
     }
