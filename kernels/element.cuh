@@ -15,6 +15,12 @@ __device__ __forceinline__ float flushed_power_of_two(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+// The same, subnormal results kept, within twice their spacing.
+__device__ __forceinline__ float power_of_two(float x) {
+    const bool tiny = x < -126.0f;
+    const float y = flushed_power_of_two(tiny ? x * 0.5f : x);
+    return tiny ? y * y : y;
+}
 // Within a relative 4e-7 + 1e-8 |x|: what the rounding of the exponent loses is put back by a factor. Subnormal results are
 // kept, within twice their spacing.
 __device__ __forceinline__ float quick_exponential(float x) {
@@ -60,6 +66,23 @@ struct HalfElement {
     static constexpr int PER_UNIT = 2;
     static constexpr float EXP_SCALE = 256, LOG2_EXP_SCALE = 8;
     static __device__ __forceinline__ float exponential(float x) { return flushed_power_of_two(fmaf(x, 1.44269504f, LOG2_EXP_SCALE)); }
+};
+
+// exp(x - reference) times EXP_SCALE in two instructions: x log2 e is exact until the reference's is subtracted, whose rounding all that is
+// relative to it have in common. From 2^20 on that would be too much, but elements of half precision are equal there or so far apart that
+// they need not be scaled.
+struct RelativeExponential {
+    float factor, shift;
+
+    RelativeExponential() = default;
+    __device__ __forceinline__ explicit RelativeExponential(float reference)
+        : factor(fabsf(reference) < float(1 << 20) ? 1.44269504f : 1.0f),
+          shift(HalfElement::LOG2_EXP_SCALE - reference * factor) {}
+    __device__ __forceinline__ float operator()(float x) const { return flushed_power_of_two(fmaf(x, factor, shift)); }
+    // What it divides exp(x) by is 2 to this: exactly, but for references that are equal or far apart, too.
+    __device__ __forceinline__ float exponent() const {
+        return factor == 1.0f ? (HalfElement::LOG2_EXP_SCALE - shift) * 1.44269504f : -shift;
+    }
 };
 
 template <>

@@ -70,7 +70,10 @@ struct Probability {
     // The same in two steps: what a line's parts have in common, in place of the sum, and what is left for each.
     static __device__ __forceinline__ R term(Normalizer<R> line) { return R(1) / line.sum; }
     static __device__ __forceinline__ Probability of_term(R part_max, Normalizer<R> line, R scale) {
-        return Probability(quick_exponential(part_max - line.max) * line.sum * scale);
+        return of_weight(quick_exponential(part_max - line.max), line, scale);
+    }
+    static __device__ __forceinline__ Probability of_weight(R weight, Normalizer<R> line, R scale) {
+        return Probability(weight * line.sum * scale);
     }
     __device__ __forceinline__ R of_kept(R e) const { return e * inverse; }
 
@@ -88,6 +91,9 @@ struct LogProbability {
     static __device__ __forceinline__ LogProbability of_part(R, Normalizer<R> line, R) { return LogProbability(line); }
     static __device__ __forceinline__ R term(Normalizer<R> line) { return logarithm(line.sum); }
     static __device__ __forceinline__ LogProbability of_term(R, Normalizer<R> line, R) {
+        return LogProbability(line.max, line.sum);
+    }
+    static __device__ __forceinline__ LogProbability of_weight(R, Normalizer<R> line, R) {
         return LogProbability(line.max, line.sum);
     }
     __device__ __forceinline__ R of_kept(R x) const { return (*this)(x); }

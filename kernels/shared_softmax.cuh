@@ -20,18 +20,6 @@ __device__ __forceinline__ float reciprocal(float x) {
     return y;
 }
 
-// exp(x - reference) times EXP_SCALE in two instructions: x log2 e is exact until the reference's is subtracted, whose rounding all of a
-// line have in common. From 2^20 on that would be too much, but elements of half precision are equal there or so far apart that they need
-// not be scaled.
-struct RelativeExponential {
-    float factor, shift;
-
-    __device__ __forceinline__ explicit RelativeExponential(float reference)
-        : factor(fabsf(reference) < float(1 << 20) ? 1.44269504f : 1.0f),
-          shift(HalfElement::LOG2_EXP_SCALE - reference * factor) {}
-    __device__ __forceinline__ float operator()(float x) const { return flushed_power_of_two(fmaf(x, factor, shift)); }
-};
-
 // Two neighbouring packs' elements from `shift` of the first on, as many as a pack has.
 template <typename T>
 __device__ __forceinline__ Pack<T, 8> across_packs(const Pack<T, 8>& first, const Pack<T, 8>& next, int shift) {
