@@ -122,19 +122,19 @@ impl Helper {
     fn help(&self, takes: u64) {
         self.is_there.store(true, Ordering::Relaxed);
         let mut until = now() + takes + CLOSE;
-        while now() < until {
+        loop {
             for _ in 0..LOOKS {
                 if self.answer() {
                     until = now() + CLOSE;
                 }
                 spin_loop();
             }
+            if now() >= until {
+                break;
+            }
             rayon::yield_now();
             // The system wakes a thread where another one runs, often the caller, and moves it later.
             thread::yield_now();
-            if self.answer() {
-                until = now() + CLOSE;
-            }
         }
         self.is_there.store(false, Ordering::SeqCst);
         self.answer();

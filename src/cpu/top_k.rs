@@ -58,7 +58,7 @@ where
                 )
             }
         };
-        let together = (PART / self.len.max(1)).max(1);
+        let together = (PART / self.len).max(1);
         let shared = threads::share(count * self.len, count.div_ceil(together), TRADED, &|task| {
             run_lines(task * together..count.min((task + 1) * together))
         });
