@@ -267,15 +267,7 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
         auto* to = reinterpret_cast<P*>(chunks.y + chunks.begin(chunk(next)));
 #pragma unroll
         for (int k = 0; k < MINE; k++) {
-            P result;
-#pragma unroll
-            for (int u = 0; u < SIZE / PER_UNIT; u++) {
-                float numbers[PER_UNIT];
-#pragma unroll
-                for (int e = 0; e < PER_UNIT; e++) numbers[e] = probability.of_kept(exponentials[k][u * PER_UNIT + e]);
-                result.units[u] = Element<T>::to_unit(numbers);
-            }
-            store_streaming(to + place(k), result);
+            store_streaming(to + place(k), pack_of<T, SIZE>([&](int e) { return probability.of_kept(exponentials[k][e]); }));
         }
         next += CHUNK_GROUPS;
     }

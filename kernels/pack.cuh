@@ -162,6 +162,21 @@ __device__ __forceinline__ Pack<T, SIZE> no_pack() {
     return pack;
 }
 
+// A pack of what is computed, number(i) for element i
+template <typename T, int SIZE, typename F>
+__device__ __forceinline__ Pack<T, SIZE> pack_of(const F& number) {
+    constexpr int PER_UNIT = Element<T>::PER_UNIT;
+    Pack<T, SIZE> pack;
+#pragma unroll
+    for (int u = 0; u < pack.UNITS; u++) {
+        Real<T> of_unit[PER_UNIT];
+#pragma unroll
+        for (int i = 0; i < PER_UNIT; i++) of_unit[i] = number(u * PER_UNIT + i);
+        pack.units[u] = Element<T>::to_unit(of_unit);
+    }
+    return pack;
+}
+
 // A unit of half precision as a number
 template <typename U>
 __device__ __forceinline__ auto& bits_of(U& unit) {

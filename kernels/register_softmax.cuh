@@ -218,22 +218,15 @@ struct RegisterLine {
         int place_of_last = left;
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
-            Pack<T, SIZE> pack;
             if constexpr (!KEEPS && Output::OF_EXPONENTIAL) {
 #pragma unroll
                 for (int i = 0; i < UNITS; i++) forget(x[k * UNITS + i]);
             }
-#pragma unroll
-            for (int u = 0; u < UNITS; u++) {
-                R result[PER_UNIT];
-#pragma unroll
-                for (int i = 0; i < PER_UNIT; i++) {
-                    R kept = element(k * SIZE + u * PER_UNIT + i);
-                    if constexpr (!KEEPS && Output::OF_EXPONENTIAL) kept = Element<T>::exponential(kept - reference);
-                    result[i] = output.of_kept(kept);
-                }
-                pack.units[u] = Element<T>::to_unit(result);
-            }
+            const auto pack = pack_of<T, SIZE>([&](int i) {
+                R kept = element(k * SIZE + i);
+                if constexpr (!KEEPS && Output::OF_EXPONENTIAL) kept = Element<T>::exponential(kept - reference);
+                return output.of_kept(kept);
+            });
             if ((WHOLE || k > 0 || before <= 0) && place(k) + (WHOLE ? 1 : SIZE) <= left) {
                 access.store(reinterpret_cast<Pack<T, SIZE>*>(to + place(k)), pack);
             } else if constexpr (!WHOLE) {

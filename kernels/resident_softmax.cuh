@@ -184,18 +184,10 @@ __device__ __forceinline__ void resident_lines(const T* x, T* y, int len, int in
         output[c] = Output<float>::of_weight(weight(part_max(c) - line.max), line, unscale<T>());
     }
     const auto store_results = [&](int k, const P& pack) {
-        P results;
-#pragma unroll
-        for (int u = 0; u < P::UNITS; u++) {
-            float two[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int c = 2 * u + i;
-                const float x = element(pack, c);
-                two[i] = output[c].of_kept(LOG ? x : exponential[c](x));
-            }
-            results.units[u] = Element<T>::to_unit(two);
-        }
+        const auto results = pack_of<T, SIZE>([&](int c) {
+            const float x = element(pack, c);
+            return output[c].of_kept(LOG ? x : exponential[c](x));
+        });
         if (k * DOWN < mine) store(reinterpret_cast<P*>(y), results);
         y += jump;
     };

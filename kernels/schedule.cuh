@@ -90,8 +90,8 @@ struct LogProbability {
     __device__ __forceinline__ R operator()(R x) const { return (x - max) - log_sum; }
     static __device__ __forceinline__ LogProbability of_part(R, Normalizer<R> line, R) { return LogProbability(line); }
     static __device__ __forceinline__ R term(Normalizer<R> line) { return logarithm(line.sum); }
-    static __device__ __forceinline__ LogProbability of_term(R, Normalizer<R> line, R) {
-        return LogProbability(line.max, line.sum);
+    static __device__ __forceinline__ LogProbability of_term(R, Normalizer<R> line, R scale) {
+        return of_weight(R(1), line, scale);
     }
     static __device__ __forceinline__ LogProbability of_weight(R, Normalizer<R> line, R) {
         return LogProbability(line.max, line.sum);
@@ -114,25 +114,15 @@ __device__ __forceinline__ void map_output(Logits& logits, Normalizer<typename L
 template <typename T, int SIZE, typename Kept, typename Output>
 __device__ __forceinline__ Pack<T, SIZE> column_results(const Kept* kept, const Real<T> (&references)[SIZE], const Output (&output)[SIZE]) {
     constexpr int PER_UNIT = Element<T>::PER_UNIT;
-    Pack<T, SIZE> pack;
-#pragma unroll
-    for (int u = 0; u < SIZE / PER_UNIT; u++) {
-        Real<T> result[PER_UNIT];
-#pragma unroll
-        for (int i = 0; i < PER_UNIT; i++) {
-            const int c = u * PER_UNIT + i;
-            Real<T> number;
-            if constexpr (std::is_same_v<Kept, Real<T>>) {
-                number = kept[c];
-            } else {
-                number = Element<T>::of_unit(kept[u], i);
-                if constexpr (Output::OF_EXPONENTIAL) number = Element<T>::exponential(number - references[c]);
-            }
-            result[i] = output[c].of_kept(number);
+    return pack_of<T, SIZE>([&](int c) {
+        if constexpr (std::is_same_v<Kept, Real<T>>) {
+            return output[c].of_kept(kept[c]);
+        } else {
+            Real<T> number = Element<T>::of_unit(kept[c / PER_UNIT], c % PER_UNIT);
+            if constexpr (Output::OF_EXPONENTIAL) number = Element<T>::exponential(number - references[c]);
+            return output[c].of_kept(number);
         }
-        pack.units[u] = Element<T>::to_unit(result);
-    }
-    return pack;
+    });
 }
 
 // The build compiles a module for each output, by defining one of the names below.

@@ -195,12 +195,7 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
     }
 
     const auto store_results = [&](int step, const float (&results)[SIZE]) {
-        Pack<T, SIZE> pack;
-#pragma unroll
-        for (int u = 0; u < pack.UNITS; u++) {
-            const float two[] = {results[2 * u], results[2 * u + 1]};
-            pack.units[u] = Element<T>::to_unit(two);
-        }
+        const auto pack = pack_of<T, SIZE>([&](int i) { return results[i]; });
         const int at = step * CHUNK + int(threadIdx.x);
         if (at < mine) store_streaming(reinterpret_cast<Pack<T, SIZE>*>(y + at * SIZE), pack);
     };
