@@ -371,6 +371,11 @@ impl<T: Element> Softmax<'_, T> {
         }
     }
 
+    /// Whether results are not to be in the caches, at once or later.
+    fn leaves_caches<S: Simd>(&self, len: usize) -> bool {
+        leaves_caches(&self.0.out) || streams::<S, T>(Some(&self.0.src), &self.0.out, len)
+    }
+
     /// Short lines that are read once: see [`at_once`].
     ///
     /// # Safety
@@ -713,7 +718,7 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
             if len <= if keep == Keep::Nowhere { MAX_KEPT } else { most_kept::<S, T>() } {
                 return match self.0.output {
                     Output::Probability if T::Lanes::<S>::SATURATES && len > FAR_APART => self.sampled::<S>(lines, len),
-                    Output::Probability if T::Lanes::<S>::SATURATES => match (len, leaves_caches(&self.0.out)) {
+                    Output::Probability if T::Lanes::<S>::SATURATES => match (len, self.leaves_caches::<S>(len)) {
                         (SHORT, true) => self.at_once::<S, SHORT, true>(lines, len),
                         (SHORT, false) => self.at_once::<S, SHORT, false>(lines, len),
                         (_, true) => self.at_once::<S, 0, true>(lines, len),

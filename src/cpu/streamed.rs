@@ -2,20 +2,27 @@
 
 use super::lanes::{Lanes, Pack, MAX_LANES};
 use super::level::Simd;
-use super::memory::{leaves_caches, to_line, Elements};
+use super::memory::{to_line, Elements};
+use super::threads::at_shared_work;
 use super::Element;
 use crate::state::Real;
+
+/// From this size on it pays: 2048 × 1024 f32s take one thread of a Zen 5 0.22 ms and past the caches 0.20, 2560 × 1024 0.33 and 0.25, 3584 ×
+/// 1024 0.60 and 0.35. Read right afterwards, too, they take 0.39 and 0.44, 0.54 and 0.55, 0.90 and 0.81.
+const STREAMS_FROM: usize = 10 << 20;
 
 /// From this size on memory is most often fresh from the system, which has cleared it, so that it is in the caches: gradients of 49152 × 128
 /// f32s took one thread of a Zen 5 1.68 ms and past the caches 1.49, but of 100000 × 128 6.27 and 6.70.
 const FRESH_FROM: usize = 32 << 20;
 
 /// Whether lines of `len` results, one after the other, had better be written so. What may take the place of the `input` is in the caches
-/// then.
+/// then. Memory takes what several threads write so no faster than from one: two take 0.41 ms for 4096 × 1024 f32s, and 0.26 by way of the
+/// caches.
 pub(super) fn streams<S: Simd, T: Element>(input: Option<&Elements<T>>, out: &Elements<T>, len: usize) -> bool {
     let vectors = T::Lanes::<S>::STREAMS && size_of::<T>() == size_of::<T::Real>();
     let in_place = input.is_some_and(|input| input.at(0, 0) == out.at(0, 0));
-    vectors && len.is_multiple_of(T::Lanes::<S>::COUNT) && leaves_caches(out) && out.bytes() < FRESH_FROM && !in_place
+    let large = (STREAMS_FROM..FRESH_FROM).contains(&out.bytes());
+    vectors && len.is_multiple_of(T::Lanes::<S>::COUNT) && large && !in_place && !at_shared_work()
 }
 
 /// Neighbouring vectors that are written as they come. What is written at once is aligned, and lies across two of them: what is left of

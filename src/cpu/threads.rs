@@ -4,8 +4,9 @@
 //! The caller works, too, and waits for nobody but who is at work: threads of the pool that sleep take longer to wake up (30 to 50
 //! µs, 15 of which are the caller's, or until the system finds a CPU for them, 2.7 ms) than 2¹⁸ elements take one thread, and so does a
 //! caller that has gone to sleep. Work that is smaller than what that pays for is shared only while a [helper](Helper) is awake for a
-//! caller with much of it. Each thread has a share of neighbours, which it takes in pieces, and the same one from call to call as far
-//! as that is possible, since its cache may have them still; then it takes pieces of the others' shares.
+//! caller with much of it, and larger work is not for a while where threads [came in vain](Wakes). Each thread has a share of neighbours,
+//! which it takes in pieces, and the same one from call to call as far as that is possible, since its cache may have them still; then it
+//! takes pieces of the others' shares.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -22,9 +23,11 @@ const PIECES: usize = 8;
 /// How often the caller looks whether the last pieces are done before it sleeps.
 const SPINS: usize = 1 << 12;
 
-/// From this many elements on threads are woken up, if no helper is awake: 2²⁰ f32s take one thread 95 µs, and two of which the second
-/// sleeps as long, 2²¹ 215 and 185.
-const WAKE_FROM: usize = 1 << 20;
+/// From this many elements on threads are woken up, if no helper is awake: of calls with a pause of 1 ms between them 1536 × 1024 f32s take
+/// one thread 185 µs, and two of which the second sleeps 160, but 1024 × 1024 108 and 113.
+const WAKE_FROM: usize = 3 << 19;
+/// From this many on they are in any case: until the system has found CPUs for them takes less time.
+const ALWAYS_FROM: usize = 1 << 24;
 /// From this many elements on a helper has its share (64 × 1000 f32s take one thread 5.4 µs and two 3.4), …
 const HELP_FROM: usize = 3 << 14;
 /// … and from this many on it wakes the others of the pool.
@@ -35,6 +38,15 @@ pub(super) fn alone() -> bool {
     rayon::current_num_threads() == 1
 }
 
+thread_local! {
+    static AT_SHARED_WORK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread does a part of what several do.
+pub(super) fn at_shared_work() -> bool {
+    AT_SHARED_WORK.get()
+}
+
 /// Calls `f(i)` for each i below `count`, on so many elements in all, by several threads, which take `most` of them at a time at most. If
 /// one takes less time it calls nothing, and returns false.
 pub(super) fn share(elements: usize, count: usize, most: usize, f: &(dyn Fn(usize) + Sync)) -> bool {
@@ -42,18 +54,61 @@ pub(super) fn share(elements: usize, count: usize, most: usize, f: &(dyn Fn(usiz
         return false;
     }
     let there = HELPER.is_there(elements);
-    if !there && elements < WAKE_FROM {
+    let wakes = !there && Wakes::pays(elements);
+    if !there && !wakes {
         return false;
     }
     let few = if elements < HELP_ALL_FROM { 2 } else { usize::MAX };
-    let work = Arc::new(Work::new(count, rayon::current_num_threads().min(count).min(few), most, f));
+    let threads = rayon::current_num_threads().min(count).min(few);
+    let work = Arc::new(Work::new(count, threads, most, elements < ALWAYS_FROM, f));
     let given = there && HELPER.give(&work);
-    if !given && elements >= WAKE_FROM {
+    if wakes || (!given && elements >= WAKE_FROM) {
         wake(&work, 1..3);
     }
-    work.take(0);
+    let own = work.take(0);
     work.wait();
+    if wakes {
+        Wakes::learn(elements, count - own >= count / 8);
+    }
     true
+}
+
+/// Whether waking threads pays a caller. It does not where the system lets them run on the caller's CPU instead of it, as it often does for
+/// one that has just slept: of calls with 10 ms between them 1536 × 1024 f32s took 0.31 ms, and if another thread took a part so 0.36.
+#[derive(Clone, Copy)]
+struct Wakes {
+    /// From this many elements on it does.
+    from: usize,
+    /// How many calls did without.
+    without: u32,
+}
+
+thread_local! {
+    static WAKES: Cell<Wakes> = const { Cell::new(Wakes { from: WAKE_FROM, without: 0 }) };
+}
+
+impl Wakes {
+    /// Before so many calls did without, after which one tries again.
+    const AGAIN: u32 = 32;
+
+    fn pays(elements: usize) -> bool {
+        let Wakes { from, without } = WAKES.get();
+        if elements < WAKE_FROM {
+            return false;
+        }
+        let tries = elements >= from || without >= Self::AGAIN;
+        if !tries {
+            WAKES.set(Wakes { from, without: without + 1 });
+        }
+        tries
+    }
+
+    /// From a call of so many elements, that threads `came` or did not.
+    fn learn(elements: usize, came: bool) {
+        let Wakes { from, .. } = WAKES.get();
+        let from = if came { from.min(elements) } else { from.max(elements.saturating_mul(2)).min(ALWAYS_FROM) };
+        WAKES.set(Wakes { from, without: 0 });
+    }
 }
 
 /// A thread of the pool that stays awake between the calls of a thread that calls again and again: 512 × 512 f32s take 13 µs then, one
@@ -161,6 +216,15 @@ fn now() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
+/// The CPU that runs this thread.
+fn cpu() -> Option<i32> {
+    #[cfg(target_os = "linux")]
+    // SAFETY: it takes nothing.
+    return Some(unsafe { libc::sched_getcpu() });
+    #[cfg(not(target_os = "linux"))]
+    None
+}
+
 /// Wakes these threads, each of which wakes two others first: all by one would take it too long.
 fn wake(work: &Arc<Work>, threads: Range<usize>) {
     for thread in threads.filter(|&thread| thread < work.shares.len()) {
@@ -168,6 +232,9 @@ fn wake(work: &Arc<Work>, threads: Range<usize>) {
         rayon::spawn(move || {
             if work.left.load(Ordering::Relaxed) > 0 {
                 wake(&work, 2 * thread + 1..2 * thread + 3);
+                if work.has_callers_cpu() {
+                    return;
+                }
                 // Of the pool's threads one more may come than there are shares but the caller's.
                 let index = rayon::current_thread_index().unwrap_or(thread);
                 work.take(1 + index % (work.shares.len() - 1));
@@ -186,6 +253,8 @@ struct Work {
     /// What one of them panicked with.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     caller: Thread,
+    /// The caller's, if it is short, and that is known.
+    cpu: Option<i32>,
 }
 
 // SAFETY: `f` may be called by several threads; the rest is theirs to share anyway.
@@ -212,7 +281,7 @@ impl Share {
 
 impl Work {
     /// Which is to be [waited](Self::wait) for before `f` ends.
-    fn new(count: usize, threads: usize, most: usize, f: &(dyn Fn(usize) + Sync)) -> Self {
+    fn new(count: usize, threads: usize, most: usize, short: bool, f: &(dyn Fn(usize) + Sync)) -> Self {
         let start = |share: usize| (count as u128 * share as u128 / threads as u128) as usize;
         let share = |share: usize| {
             let range = start(share)..start(share + 1);
@@ -222,14 +291,27 @@ impl Work {
         // SAFETY: only how long it lives is forgotten; that is what `f` promises.
         let f = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static (dyn Fn(usize) + Sync)>(f) };
         let shares = (0..threads).map(share).collect();
-        Self { f, shares, left: AtomicUsize::new(count), panic: Mutex::new(None), caller: thread::current() }
+        Self {
+            f,
+            shares,
+            left: AtomicUsize::new(count),
+            panic: Mutex::new(None),
+            caller: thread::current(),
+            cpu: if short { cpu() } else { None },
+        }
     }
 
-    /// Takes pieces of this share, then of the others. It is said once how many: threads that write to the same line of the cache wait
-    /// for each other.
-    fn take(&self, share: usize) {
+    /// Whether the caller cannot go on while this thread does.
+    fn has_callers_cpu(&self) -> bool {
+        self.cpu.is_some() && self.cpu == cpu()
+    }
+
+    /// Takes pieces of this share, then of the others, and returns how many calls that were. The others are told once: threads that write to
+    /// the same line of the cache wait for each other.
+    fn take(&self, share: usize) -> usize {
         let (before, from) = self.shares.split_at(share);
         let mut taken = 0;
+        AT_SHARED_WORK.set(true);
         for share in from.iter().chain(before) {
             while let Some(range) = share.take() {
                 taken += range.len();
@@ -243,9 +325,11 @@ impl Work {
                 }
             }
         }
+        AT_SHARED_WORK.set(false);
         if taken > 0 && self.left.fetch_sub(taken, Ordering::AcqRel) == taken {
             self.caller.unpark();
         }
+        taken
     }
 
     /// Until nothing is left, for the caller. Panics as a call of `f` did.
@@ -290,6 +374,30 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// Where they came in vain threads are not woken up for some calls, unless those are larger.
+    #[test]
+    fn threads_are_woken_up_where_that_pays() {
+        let without = |elements| (0..=Wakes::AGAIN).take_while(|_| !Wakes::pays(elements)).count();
+        let few = [WAKE_FROM, 2 * WAKE_FROM, 4 * WAKE_FROM, ALWAYS_FROM];
+        assert!(!Wakes::pays(WAKE_FROM - 1));
+        assert_eq!(few.map(without), [0; 4]);
+        Wakes::learn(WAKE_FROM, false);
+        assert_eq!(without(2 * WAKE_FROM), 0);
+        assert_eq!(without(WAKE_FROM), Wakes::AGAIN as usize);
+        // Again in vain, also for the larger ones
+        Wakes::learn(WAKE_FROM, false);
+        Wakes::learn(2 * WAKE_FROM, false);
+        assert_eq!(without(2 * WAKE_FROM), Wakes::AGAIN as usize);
+        // They came.
+        Wakes::learn(2 * WAKE_FROM, true);
+        assert_eq!(without(2 * WAKE_FROM), 0);
+        assert_eq!(without(WAKE_FROM), Wakes::AGAIN as usize);
+        Wakes::learn(WAKE_FROM, true);
+        Wakes::learn(usize::MAX, false);
+        assert_eq!(without(ALWAYS_FROM), 0);
+        assert!(!Wakes::pays(WAKE_FROM - 1));
     }
 
     /// Every i once, too, while a helper is called, which is awake after some small calls.

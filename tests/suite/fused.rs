@@ -469,6 +469,21 @@ fn lines_far_from_each_other() -> Result<()> {
     Ok(())
 }
 
+/// Windows narrower and wider than a vector, which begin and end anywhere in one.
+#[test]
+fn windows_in_short_lines() -> Result<()> {
+    let windows = [(0, 0), (1, 1), (2, 5), (7, 0), (8, 0), (3, 11), (15, 0), (0, 16), (40, 3)];
+    for (seed, len) in [7, 16, 40, 64, 100, 200].into_iter().enumerate() {
+        for dtype in DTYPES {
+            for window in windows {
+                let scores = make(&[1, 2, 37, len], 3.0, seed as u64, dtype)?;
+                check(&Case { scale: 0.7, window: Some(window), ..Case::new(scores) })?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Half precision of such lengths as is held as it lies in memory, in windows that begin and end anywhere.
 #[test]
 fn long_lines_of_half_precision() -> Result<()> {

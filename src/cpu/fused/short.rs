@@ -3,7 +3,7 @@
 
 use super::logits::{first_lanes, keep_along, Call, Steps};
 use super::rows::Rows;
-use crate::cpu::at_once::{self, line_results, Batches, BATCH_BYTES, FAR_AWAY, NEARBY, NOTHING, SHORT};
+use crate::cpu::at_once::{self, line_results, Batches, BATCH_BYTES, FAR_AWAY, NEARBY, NOTHING, SHORT, WINDOW};
 use crate::cpu::element::Keep;
 use crate::cpu::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
@@ -356,6 +356,18 @@ impl<T: Element> Batches<T> for Sources<'_, T> {
     }
 
     #[inline(always)]
+    fn has_windows<S: Simd>(&self) -> bool {
+        self.windows.as_ref().is_some_and(|windows| windows.keys as usize >= T::Lanes::<S>::COUNT)
+    }
+
+    #[inline(always)]
+    unsafe fn is_outside<S: Simd>(line: &Source<T>, i: usize) -> bool {
+        let none = T::Real::NEG_INFINITY;
+        // SAFETY: there are limits for whole vectors.
+        unsafe { *line.limit.add(i) == none && *line.limit.add(i + T::Lanes::<S>::COUNT - 1) == none }
+    }
+
+    #[inline(always)]
     fn sinks(&self, i: usize) -> Option<&[T::Real; MAX_LANES]> {
         self.call.sinks.and(self.sinks[i..].first_chunk())
     }
@@ -625,7 +637,7 @@ impl<T: Element> Rows<'_, T> {
                         logit.where_some_kept(of.mask.add(i), count, none)
                     },
                 ),
-                (None, false, false, true) if alone => self.choose::<S, true, NOTHING>(
+                (None, false, false, true) if alone => self.choose::<S, true, WINDOW>(
                     lines,
                     len,
                     out,
@@ -715,7 +727,7 @@ impl<T: Element> Rows<'_, T> {
         // SAFETY: as promised by the caller.
         unsafe {
             if T::Lanes::<S>::SATURATES && (TOGETHER || len > BATCH_LINE) {
-                match (len, leaves_caches(&out)) {
+                match (len, leaves_caches(&out) || streams::<S, T>(Some(&self.call.scores), &out, len)) {
                     (SHORT, true) => self.at_once::<S, SHORT, true, BESIDE>(lines, len, out, ask, above),
                     (SHORT, false) => self.at_once::<S, SHORT, false, BESIDE>(lines, len, out, ask, above),
                     (..=BATCH_LINE, true) => self.at_once::<S, 0, true, BESIDE>(lines, len, out, ask, above),
