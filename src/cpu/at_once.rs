@@ -213,7 +213,8 @@ pub(super) unsafe fn at_once<
 ) {
     let Lines { scores, to, count, streams, factor, of_nothing, .. } = lines;
     let len = if LEN == 0 { lines.len } else { LEN };
-    let ([zero, one, lowest], drops) = ([T::Real::ZERO, T::Real::ONE, T::Real::LOWEST], batches.drops());
+    let ([zero, one, lowest], half) = ([T::Real::ZERO, T::Real::ONE, T::Real::LOWEST], T::Real::nearest(0.5));
+    let drops = batches.drops();
     let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
     // A power of two: tasks are whole batches.
     let most = 1 << (BATCH_BYTES / size_of::<T::Real>() / room).min(T::Lanes::<S>::COUNT).ilog2();
@@ -382,11 +383,14 @@ pub(super) unsafe fn at_once<
                     if common.is_some() {
                         far += 1;
                         references[i] = max_of(i);
+                    }
+                    // From logits that are rounded, as their maximum is: those that are not may be too far from it if it is great.
+                    if common.is_some() || references[i] > lowest {
                         let line = line_of(i);
                         let sum = line_sum::<S, T>(
                             len,
                             #[inline(always)]
-                            |i, count, reference| above(&line, i, count, reference),
+                            |i, count, reference| above(&line, i, count, T::Lanes::<S>::splat(zero)) - reference,
                             T::Lanes::<S>::splat(references[i]),
                             kept.add(i * room),
                             #[inline(always)]
@@ -401,7 +405,7 @@ pub(super) unsafe fn at_once<
                     }
                     // The maximum alone adds 1, unless there is nothing. ∞ was added in place of NaN.
                     scales[i] = match found[i] {
-                        sum if sum < one => of_nothing,
+                        sum if sum < half => of_nothing,
                         sum if sum < zero - T::Real::NEG_INFINITY => factor / sum,
                         _ => T::Real::nearest(f64::NAN),
                     };

@@ -68,7 +68,7 @@ pub(super) fn share(elements: usize, count: usize, most: usize, f: &(dyn Fn(usiz
     let own = work.take(0);
     work.wait();
     if wakes {
-        Wakes::learn(elements, count - own >= count / 8);
+        Wakes::learn(elements, 8 * (count - own) >= count);
     }
     true
 }

@@ -469,7 +469,7 @@ fn lines_far_from_each_other() -> Result<()> {
     Ok(())
 }
 
-/// Windows narrower and wider than a vector, which begin and end anywhere in one.
+/// Windows narrower and wider than a vector, which begin and end anywhere in one. A key alone has all, wherever its logit is.
 #[test]
 fn windows_in_short_lines() -> Result<()> {
     let windows = [(0, 0), (1, 1), (2, 5), (7, 0), (8, 0), (3, 11), (15, 0), (0, 16), (40, 3)];

@@ -517,13 +517,13 @@ impl<'a, S: Simd, T: Element> Batch<'a, S, T> {
     /// The CPU has the instructions of `S`.
     #[inline(always)]
     unsafe fn summed(&mut self) {
-        let one = T::Lanes::<S>::splat(T::Real::ONE);
+        let [one, half] = [T::Real::ONE, T::Real::nearest(0.5)].map(T::Lanes::<S>::splat);
         let mut sum = T::Lanes::<S>::sum_of_each(&self.sums[..T::Lanes::<S>::COUNT]);
         if self.call.sinks.is_some() {
             sum = sum + (self.sink - self.reference).exp();
         }
         // The maximum alone adds 1, unless there is nothing.
-        let scale = sum.if_less(one, self.of_nothing, one / sum * self.factor);
+        let scale = sum.if_less(half, self.of_nothing, one / sum * self.factor);
         // SAFETY: no vector has more lanes.
         unsafe { scale.store(self.scales.as_mut_ptr()) };
     }
