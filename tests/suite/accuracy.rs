@@ -1,6 +1,8 @@
 //! The bounds hold for lines of any length, and for the lines that hurt: uniform, rising, falling, far from zero.
 
-use crate::support::{begin_low, check, devices, far_from_each_other, gpu, normal, tensor, within_cap, Op, DTYPES};
+use crate::support::{
+    begin_low, check, devices, far_from_each_other, gpu, normal, pool, tensor, within_cap, Op, DTYPES,
+};
 use candle_core::{DType, Result};
 
 fn lines(len: usize) -> Vec<(&'static str, Vec<f64>)> {
@@ -84,6 +86,11 @@ fn lines_with_one_great_element() -> Result<()> {
 /// Results that leave the caches, and such that threads write side by side.
 #[test]
 fn many_megabytes() -> Result<()> {
+    check_many_megabytes()?;
+    pool(1).install(check_many_megabytes)
+}
+
+fn check_many_megabytes() -> Result<()> {
     for device in devices() {
         for (shape, dim) in [((33_000, 128), 1), ((9000, 500), 1), ((4200, 1024), 1), ((60, 20_000), 0)] {
             let count = shape.0 * shape.1;

@@ -1,6 +1,6 @@
 //! Gradients against finite differences, against candle's composed softmax, and against the formula in f64.
 
-use crate::support::{check_gradient, devices, normal, reference, tensor, values, within_cap, Op, DTYPES};
+use crate::support::{check_gradient, devices, normal, pool, reference, tensor, values, within_cap, Op, DTYPES};
 use candle_core::{CustomOp1, DType, Device, Result, Tensor, Var};
 use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
 
@@ -112,6 +112,11 @@ fn formula_in_every_dtype() -> Result<()> {
 /// Gradients that leave the caches, and such that threads write side by side.
 #[test]
 fn many_megabytes() -> Result<()> {
+    check_many_megabytes()?;
+    pool(1).install(check_many_megabytes)
+}
+
+fn check_many_megabytes() -> Result<()> {
     for device in devices() {
         for shape in [(33_000, 128, 1), (90_000, 48, 1), (9000, 500, 1), (1, 60, 20_000)] {
             check_formula(shape, DType::F32, &device)?;

@@ -23,6 +23,11 @@ pub fn gpu() -> Option<Device> {
     GPU.get_or_init(|| Device::new_cuda(0).ok()).clone()
 }
 
+/// Threads of the CPU to do it by. One alone writes large results past the caches, several do not.
+pub fn pool(threads: usize) -> rayon::ThreadPool {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool")
+}
+
 pub fn gpu_count() -> usize {
     #[cfg(feature = "cuda")]
     return candle_core::cuda_backend::cudarc::driver::CudaContext::device_count().unwrap_or(0) as usize;

@@ -1,6 +1,6 @@
 //! Many threads at once on one device.
 
-use crate::support::{check, check_result, devices, normal, tensor, values, within_cap, Op, DTYPES};
+use crate::support::{check, check_result, devices, normal, pool, tensor, values, within_cap, Op, DTYPES};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_softmax::{ops, testing, Softmax};
 
@@ -88,8 +88,9 @@ fn the_same_bits_by_any_number_of_threads() -> Result<()> {
         ("gradient", |xs, ys| testing::softmax_backward(false, ys, xs, 1)),
         ("logsumexp", |xs, _| ops::logsumexp(xs, 1)),
     ];
-    let pools = [1, 2, 5].map(|threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool"));
-    for shape in [(17_000, 64), (8300, 128), (5300, 200), (2100, 512), (180, 6000), (4, 300_000)] {
+    let pools = [1, 2, 5].map(pool);
+    // Enough elements to be shared, and of the first for one thread to write f32s past the caches
+    for shape in [(42_000, 64), (12_500, 128), (8000, 200), (3200, 512), (270, 6000), (6, 300_000)] {
         for dtype in DTYPES {
             for far in [false, true] {
                 let mut xs = normal(shape.0 * shape.1, 2.0, 3);
