@@ -88,6 +88,49 @@ pub(super) trait Batches<T: Element> {
     unsafe fn keep<S: Simd>(&mut self, first: usize, count: usize) -> (*const u8, usize);
 }
 
+/// Logits minus a reference, −∞ in lanes that are not of the line; instead of NaN they may be ∞.
+#[derive(Clone, Copy)]
+pub(super) struct Above<V> {
+    pub logits: V,
+    /// A byte for each of the `count` elements, 0 if it does not take part; or all do.
+    pub keep: Option<*const u8>,
+    pub count: usize,
+}
+
+impl<V: Lanes> Above<V> {
+    /// All take part.
+    #[inline(always)]
+    pub fn all(logits: V) -> Self {
+        Self { logits, keep: None, count: V::COUNT }
+    }
+
+    /// −∞ where elements do not take part.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `V`, and the bytes are there.
+    #[inline(always)]
+    pub unsafe fn values(self) -> V {
+        match self.keep {
+            // SAFETY: as promised by the caller.
+            Some(keep) => unsafe { self.logits.where_some_kept(keep, self.count, V::Real::NEG_INFINITY) },
+            None => self.logits,
+        }
+    }
+
+    /// As [`Lanes::scaled_exp`] of the [`values`](Self::values).
+    ///
+    /// # Safety
+    /// As of those.
+    #[inline(always)]
+    pub unsafe fn scaled_exp(self) -> V {
+        match self.keep {
+            // SAFETY: as promised by the caller.
+            Some(keep) => unsafe { self.logits.scaled_exp_where_kept(keep, self.count) },
+            None => self.logits.scaled_exp(),
+        }
+    }
+}
+
 /// Lines that are to become probabilities.
 pub(super) struct Lines<T: Element> {
     /// Where the first one's scores are, and the others' behind them, …
@@ -140,7 +183,7 @@ pub(super) unsafe fn line_results<'a, S: Simd, T: Element>(
     }
 }
 
-/// Σ exp(logit − reference) of a line in a vector, whose [scaled](Lanes::scaled_exp) terms are left at `kept`. `ask(start)` and
+/// The sum of a line's [scaled](Lanes::scaled_exp) exponentials, `exp(start, count)`, in a vector. They are left at `kept`. `ask(start)` and
 /// `meanwhile(start, count)` are called for each vector, before and after its exponentials, which are 0 if it is outside.
 ///
 /// # Safety
@@ -148,8 +191,7 @@ pub(super) unsafe fn line_results<'a, S: Simd, T: Element>(
 #[inline(always)]
 unsafe fn line_sum<S: Simd, T: Element>(
     len: usize,
-    above: impl Fn(usize, usize, T::Lanes<S>) -> T::Lanes<S>,
-    reference: T::Lanes<S>,
+    exp: impl Fn(usize, usize) -> T::Lanes<S>,
     kept: *mut T::Real,
     is_outside: impl Fn(usize) -> bool,
     ask: impl Fn(usize),
@@ -163,7 +205,7 @@ unsafe fn line_sum<S: Simd, T: Element>(
             if is_outside(i) {
                 return T::Lanes::<S>::splat(T::Real::ZERO);
             }
-            above(i, count, reference).scaled_exp()
+            exp(i, count)
         },
         #[inline(always)]
         |i, count, exp: T::Lanes<S>| {
@@ -190,8 +232,7 @@ unsafe fn find_apart<S: Simd, T: Element>(batches: &mut impl Batches<T>, count: 
 }
 
 /// Writes probabilities. While one batch is summed, the results of the one before are written.
-/// `above(line, start, count, reference)` makes a vector of logits minus a reference, −∞ in lanes that are not of the line; instead of NaN it may
-/// be ∞. `ask(line, start)` asks for what it is made from. `LEN`: that of the lines, or 0 for any. `LEAVES_CACHES`: as of [`ahead_if`].
+/// `above(line, start, count, reference)` makes a vector of logits, and `ask(line, start)` asks for what it is made from. `LEN`: that of the lines, or 0 for any. `LEAVES_CACHES`: as of [`ahead_if`].
 /// `BESIDE`: what a line is made from beside its scores.
 ///
 /// # Safety
@@ -209,7 +250,7 @@ pub(super) unsafe fn at_once<
     batches: &mut B,
     lines: Lines<T>,
     ask: impl Fn(&B::Line, usize),
-    above: impl Fn(&B::Line, usize, usize, T::Lanes<S>) -> T::Lanes<S>,
+    above: impl Fn(&B::Line, usize, usize, T::Lanes<S>) -> Above<T::Lanes<S>>,
 ) {
     let Lines { scores, to, count, streams, factor, of_nothing, .. } = lines;
     let len = if LEN == 0 { lines.len } else { LEN };
@@ -278,7 +319,7 @@ pub(super) unsafe fn at_once<
                         len,
                         T::Lanes::<S>::splat(lowest),
                         #[inline(always)]
-                        |max, i, count| above(&line, i, count, T::Lanes::<S>::splat(zero)).or_greater(max),
+                        |max, i, count| above(&line, i, count, T::Lanes::<S>::splat(zero)).values().or_greater(max),
                         T::Lanes::<S>::or_greater,
                     );
                     batches.sinks(of_found).map_or(lowest, |sinks| sinks[i]).or_greater(max.max_across())
@@ -295,12 +336,11 @@ pub(super) unsafe fn at_once<
             let mut sum_while = {
                 #[inline(always)]
                 |i: usize, keep| {
-                    let line = line_of(i);
+                    let (line, reference) = (line_of(i), T::Lanes::<S>::splat(references[i]));
                     line_sum::<S, T>(
                         len,
                         #[inline(always)]
-                        |i, count, reference| above(&line, i, count, reference),
-                        T::Lanes::<S>::splat(references[i]),
+                        |i, count| above(&line, i, count, reference).scaled_exp(),
                         kept.add(i * room),
                         #[inline(always)]
                         |i| windows && B::is_outside::<S>(&line, i),
@@ -334,12 +374,11 @@ pub(super) unsafe fn at_once<
                 }
             } else {
                 for i in 0..to_sum {
-                    let line = line_of(i);
+                    let (line, reference) = (line_of(i), T::Lanes::<S>::splat(references[i]));
                     sums[i] = line_sum::<S, T>(
                         len,
                         #[inline(always)]
-                        |i, count, reference| above(&line, i, count, reference),
-                        T::Lanes::<S>::splat(references[i]),
+                        |i, count| above(&line, i, count, reference).scaled_exp(),
                         kept.add(i * room),
                         #[inline(always)]
                         |i| windows && B::is_outside::<S>(&line, i),
@@ -386,12 +425,14 @@ pub(super) unsafe fn at_once<
                     }
                     // From logits that are rounded, as their maximum is: those that are not may be too far from it if it is great.
                     if common.is_some() || references[i] > lowest {
-                        let line = line_of(i);
+                        let (line, reference) = (line_of(i), T::Lanes::<S>::splat(references[i]));
                         let sum = line_sum::<S, T>(
                             len,
                             #[inline(always)]
-                            |i, count, reference| above(&line, i, count, T::Lanes::<S>::splat(zero)) - reference,
-                            T::Lanes::<S>::splat(references[i]),
+                            |i, count| {
+                                let logits = above(&line, i, count, T::Lanes::<S>::splat(zero));
+                                (logits.values() - reference).scaled_exp()
+                            },
                             kept.add(i * room),
                             #[inline(always)]
                             |i| windows && B::is_outside::<S>(&line, i),

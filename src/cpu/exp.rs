@@ -67,10 +67,10 @@ pub(crate) fn exp_f32<V: Lanes<Real = f32>>(x: V) -> V {
 #[cfg(target_arch = "x86_64")]
 pub(super) const SCALED_STEPS: usize = 32;
 
-/// [`Lanes::scaled_exp`] for vectors that [scale](Scales); ∞ or NaN for x above 45.
+/// [`Lanes::scaled_exp`] of these lanes for vectors that [scale](Scales), and 0 in the others; ∞ or NaN for x above 45.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(super) fn saturating_exp_f32<V: Scales<Real = f32>>(x: V) -> V {
+pub(super) fn saturating_exp_f32<V: Scales<Real = f32>>(x: V, lanes: V::Mask) -> V {
     // Adding it leaves the steps in the low bits.
     const ROUND: f32 = 1.5 * (1u32 << 23) as f32 / SCALED_STEPS as f32;
     let shifted = x.mul_add(V::splat(std::f32::consts::LOG2_E), V::splat(ROUND));
@@ -82,7 +82,7 @@ pub(super) fn saturating_exp_f32<V: Scales<Real = f32>>(x: V) -> V {
     let slope = polynomial(r, [0.499_999_97, 1.000_014_7]);
     let step = shifted.step();
     // Less is 0: it would be subnormal, for which a CPU takes many times as long.
-    (step * r).mul_add(slope, step).scale(n, V::splat(-BIAS_F32 + 2.0))
+    (step * r).mul_add(slope, step).scale(n, V::splat(-BIAS_F32 + 2.0), lanes)
 }
 
 /// [`Lanes::scaled_exp`]: exp(x) / [`UNSCALE`](Lanes::UNSCALE), which is never subnormal.

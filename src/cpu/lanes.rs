@@ -103,6 +103,16 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
     /// exp(x) / [`UNSCALE`](Self::UNSCALE), for who has a factor to put that into.
     fn scaled_exp(self) -> Self;
 
+    /// The same of the lanes whose byte, of `count` at most a vector, is not 0, and 0 in the others.
+    ///
+    /// # Safety
+    /// `keep` is valid for reads of `count` bytes.
+    #[inline(always)]
+    unsafe fn scaled_exp_where_kept(self, keep: *const u8, count: usize) -> Self {
+        // SAFETY: as promised by the caller.
+        unsafe { self.where_some_kept(keep, count, Self::Real::NEG_INFINITY) }.scaled_exp()
+    }
+
     /// What is made of [`scaled_exp`](Self::scaled_exp) without a factor of its own.
     #[inline(always)]
     fn unscaled(self) -> Self {
@@ -180,8 +190,12 @@ pub(crate) trait Scales: Lanes {
     /// 2^(i/32) / [`UNSCALE`](Lanes::UNSCALE) for the i that is in the low bits.
     fn step(self) -> Self;
 
-    /// self · 2^⌊n⌋, ∞ where that is too great, and 0 where n < `least`.
-    fn scale(self, n: Self, least: Self) -> Self;
+    /// Some of the lanes.
+    type Mask: Copy;
+    const ALL: Self::Mask;
+
+    /// self · 2^⌊n⌋ of these lanes, ∞ where that is too great, and 0 in others and where n < `least`.
+    fn scale(self, n: Self, least: Self, lanes: Self::Mask) -> Self;
 }
 
 /// The first `count` bytes, at most 16, and 0 in the others. Two reads that overlap: a copy of so few would be a call, around

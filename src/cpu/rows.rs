@@ -1,6 +1,6 @@
 //! Lines along the last dimension: each is contiguous.
 
-use super::at_once::{self, Batches, SHORT};
+use super::at_once::{self, Above, Batches, SHORT};
 use super::element::Keep;
 use super::lanes::{each, fold, sum_of_long_terms, sum_seen, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
@@ -400,7 +400,7 @@ impl<T: Element> Softmax<'_, T> {
                 #[inline(always)]
                 |xs, i| S::prefetch(xs.wrapping_add(i)),
                 #[inline(always)]
-                |xs, i, count, reference| T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY) - reference,
+                |xs, i, count, reference| Above::all(T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY) - reference),
             )
         }
     }

@@ -375,7 +375,17 @@ impl Lanes for F32x16 {
 
     #[inline(always)]
     fn scaled_exp(self) -> Self {
-        saturating_exp_f32(self)
+        saturating_exp_f32(self, Self::ALL)
+    }
+    #[inline(always)]
+    unsafe fn scaled_exp_where_kept(self, keep: *const u8, count: usize) -> Self {
+        unsafe {
+            if count == Self::COUNT {
+                saturating_exp_f32(self, kept(keep))
+            } else {
+                self.where_some_kept(keep, count, f32::NEG_INFINITY).scaled_exp()
+            }
+        }
     }
     #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
@@ -421,14 +431,26 @@ impl Lanes for F32x16 {
     }
     #[inline(always)]
     unsafe fn where_kept(self, keep: *const u8, rest: f32) -> Self {
-        unsafe {
-            let bytes = _mm_loadu_si128(keep.cast());
-            Self(_mm512_mask_mov_ps(_mm512_set1_ps(rest), _mm_test_epi8_mask(bytes, bytes), self.0))
-        }
+        Self(unsafe { _mm512_mask_mov_ps(_mm512_set1_ps(rest), kept(keep), self.0) })
+    }
+}
+
+/// The lanes whose byte is not 0.
+///
+/// # Safety
+/// The CPU has AVX-512, and `keep` is valid for reads of 16 bytes.
+#[inline(always)]
+unsafe fn kept(keep: *const u8) -> __mmask16 {
+    unsafe {
+        let bytes = _mm_loadu_si128(keep.cast());
+        _mm_test_epi8_mask(bytes, bytes)
     }
 }
 
 impl Scales for F32x16 {
+    type Mask = __mmask16;
+    const ALL: __mmask16 = __mmask16::MAX;
+
     #[inline(always)]
     fn step(self) -> Self {
         static STEPS: [u32; SCALED_STEPS] = scaled_steps();
@@ -439,9 +461,12 @@ impl Scales for F32x16 {
         }
     }
     #[inline(always)]
-    fn scale(self, n: Self, least: Self) -> Self {
-        // A NaN is not less.
-        unsafe { Self(_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(n.0, least.0), self.0, n.0)) }
+    fn scale(self, n: Self, least: Self, lanes: __mmask16) -> Self {
+        unsafe {
+            // A NaN is not less.
+            let lanes = _mm512_mask_cmp_ps_mask::<_CMP_NLT_UQ>(lanes, n.0, least.0);
+            Self(_mm512_maskz_scalef_ps(lanes, self.0, n.0))
+        }
     }
 }
 

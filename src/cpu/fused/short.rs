@@ -3,7 +3,7 @@
 
 use super::logits::{first_lanes, keep_along, Call, Steps};
 use super::rows::Rows;
-use crate::cpu::at_once::{self, line_results, Batches, BATCH_BYTES, FAR_AWAY, NEARBY, NOTHING, SHORT, WINDOW};
+use crate::cpu::at_once::{self, line_results, Above, Batches, BATCH_BYTES, FAR_AWAY, NEARBY, NOTHING, SHORT, WINDOW};
 use crate::cpu::element::Keep;
 use crate::cpu::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
@@ -46,52 +46,100 @@ struct Source<T: Element> {
     scores: *const T,
     /// Null unless there is one for each element.
     bias: *const T,
-    /// A byte for each element, 0 if it does not take part. Null without a mask.
+    /// A byte for each element, 0 if it does not take part; see also [`Windows`]. Null without.
     mask: *const u8,
-    /// What logits are at most, see [`Windows`] and [`limits`]. Null without.
+    /// What logits are at most, see also [`limits`]. Null without.
     limit: *const T::Real,
     /// The bias where there is one for all.
     shift: T::Real,
 }
 
-/// The windows of lines as what logits are at most, one instruction a vector: ∞ for keys in the window, −∞ for others. A NaN in
-/// the window becomes ∞, of which the sum is NaN all the same. Lines have parts of the same numbers: as many of ∞ as a window
-/// has keys, between such of −∞.
-struct Windows<R> {
-    limits: Vec<R>,
+/// The windows of lines: parts of the same items, of which there are as many that tell `inside` as a window has keys, between such that tell
+/// `outside`.
+struct Sliding<X> {
+    items: Vec<X>,
     len: isize,
-    /// How many are of ∞.
+    /// How many are inside.
     keys: isize,
     /// The first key of query 0's window and the one after its last, whether or not there are such keys.
     first: isize,
     end: isize,
 }
 
-impl<R: Real> Windows<R> {
+impl<X: Copy> Sliding<X> {
     /// For lines of `len` elements.
-    fn new(window: Window, len: usize) -> Self {
+    fn new(window: Window, len: usize, inside: X, outside: X) -> Self {
         // No key is farther from a query, and sizes of tensors are no isize too large.
         let [before, after] = [window.before, window.after].map(|n| n.min(len + window.queries));
         let keys = (before + after + 1).min(len);
-        let mut limits = vec![R::NEG_INFINITY; 2 * len + keys + MAX_LANES];
-        limits[len..len + keys].fill(R::ZERO - R::NEG_INFINITY);
+        let mut items = vec![outside; 2 * len + keys + MAX_LANES];
+        items[len..len + keys].fill(inside);
         let [len, keys, queries, before, after] = [len, keys, window.queries, before, after].map(|n| n as isize);
         let position = len - queries;
-        Self { limits, len, keys, first: position - before, end: position + after + 1 }
+        Self { items, len, keys, first: position - before, end: position + after + 1 }
     }
 
-    /// The limits of this query's line, or any line's if there is none.
+    /// Which item is the first of this query's line, or of any line if there is none.
     #[inline(always)]
-    fn of(&self, query: usize) -> *const R {
+    fn at(&self, query: usize) -> isize {
         let query = query as isize;
-        // The first key of those of ∞. They may be fewer than the window has: then they end where it does, or the line.
+        // The first key of those inside. They may be fewer than the window has: then they end where it does, or the line.
         let first = (query + self.first).max((query + self.end).min(self.len) - self.keys);
-        // Wherever it is, as many limits are there.
-        self.limits.as_ptr().wrapping_offset(self.len - first.clamp(-self.keys, self.len))
+        self.len - first.clamp(-self.keys, self.len)
+    }
+
+    /// The items of this query's line.
+    #[inline(always)]
+    fn of(&self, query: usize) -> *const X {
+        // Wherever it is, as many are there.
+        self.items.as_ptr().wrapping_offset(self.at(query))
+    }
+
+    /// Of `count` lines from that of `query` on, `step` queries apart: how far apart the neighbours' are, if evenly.
+    #[inline(always)]
+    fn step(&self, query: usize, count: usize, step: usize) -> Option<isize> {
+        // The further a query the further its window or, where that is all keys or none, as far: all are if the last one is.
+        let steps = ((count - 1) * step) as isize;
+        match self.at(query) - self.at(query + (count - 1) * step) {
+            0 => Some(0),
+            moved => (moved == steps).then_some(-(step as isize)),
+        }
     }
 }
 
-/// A mask as [`Windows`] has them, from the call's first element on, if short lines share it so often that this takes less time:
+/// What tells a line which elements are in its window.
+enum Windows<R> {
+    /// What logits are at most, one instruction a vector: ∞ or −∞. A NaN in the window becomes ∞, of which the sum is NaN all the same.
+    Limits(Sliding<R>),
+    /// In place of a mask.
+    Masks(Sliding<u8>),
+}
+
+impl<R: Real> Windows<R> {
+    fn new<S: Simd, T: Element<Real = R>>(call: &Call<T>, len: usize) -> Option<Self> {
+        let (window, none) = (call.options.window?, R::NEG_INFINITY);
+        Some(match Self::are_masks::<S, T>(call) {
+            true => Self::Masks(Sliding::new(window, len, 1, 0)),
+            false => Self::Limits(Sliding::new(window, len, R::ZERO - none, none)),
+        })
+    }
+
+    /// Whether the windows of lines of a block at most are masks: causal lines of 64 f32s take 228 µs then, and with limits 236.
+    fn are_masks<S: Simd, T: Element<Real = R>>(call: &Call<T>) -> bool {
+        T::Lanes::<S>::MASKS_BYTES && call.mask.is_none()
+    }
+
+    /// Tells the line of this query.
+    #[inline(always)]
+    fn tell<T: Element<Real = R>>(&self, query: usize, line: &mut Source<T>) {
+        match self {
+            Self::Limits(limits) => line.limit = limits.of(query),
+            Self::Masks(masks) => line.mask = masks.of(query),
+        }
+    }
+}
+
+/// A mask as [`Windows`] has limits, from the call's first element on, if short lines share it so often that this takes less time:
 /// with AVX2 1.13 to 1.25 of a softmax, lines of 64 f32s, where bytes take 1.2 to 1.37; with AVX-512 1.15 and 1.03.
 pub(super) fn limits<S: Simd, T: Element>(call: &Call<T>) -> Option<Vec<T::Real>> {
     let (mask, geometry, none) = (call.mask?, call.geometry, T::Real::NEG_INFINITY);
@@ -132,7 +180,7 @@ const FOUND: usize = (FOUND_BATCHES + 1) * MAX_LANES;
 struct Even<T: Element> {
     first: Source<T>,
     bias: usize,
-    mask: usize,
+    mask: isize,
     limit: isize,
 }
 
@@ -142,7 +190,7 @@ impl<T: Element> Even<T> {
         Source {
             scores,
             bias: self.first.bias.wrapping_add(i * self.bias),
-            mask: self.first.mask.wrapping_add(i * self.mask),
+            mask: self.first.mask.wrapping_offset(i as isize * self.mask),
             limit: self.first.limit.wrapping_offset(i as isize * self.limit),
             shift: self.first.shift,
         }
@@ -180,7 +228,7 @@ struct Sources<'a, T: Element> {
 
 impl<'a, T: Element> Sources<'a, T> {
     /// For these lines.
-    fn new(call: &'a Call<'a, T>, limits: Option<&'a [T::Real]>, lines: &Range<usize>, len: usize) -> Self {
+    fn new<S: Simd>(call: &'a Call<'a, T>, limits: Option<&'a [T::Real]>, lines: &Range<usize>, len: usize) -> Self {
         Self {
             call,
             first: lines.start,
@@ -190,7 +238,7 @@ impl<'a, T: Element> Sources<'a, T> {
             bias: [std::ptr::null(); FOUND],
             mask: [std::ptr::null(); FOUND],
             shift: [T::Real::ZERO; FOUND],
-            windows: call.options.window.map(|window| Windows::new(window, len)),
+            windows: Windows::new::<S, T>(call, len),
             limits,
             limit: [std::ptr::null(); FOUND],
             sinks: [T::Real::NEG_INFINITY; FOUND],
@@ -232,7 +280,7 @@ impl<'a, T: Element> Sources<'a, T> {
             limit: std::ptr::null(),
             shift: T::Real::ZERO,
         };
-        let (mut limit_step, mut is_even) = (axis.mask as isize, alone);
+        let (mut mask_step, mut limit_step, mut is_even) = (axis.mask as isize, axis.mask as isize, alone);
         match &call.bias {
             Some(bias) if call.geometry.bias_step != 0 => first.bias = bias.at(place.bias, last * axis.bias + len),
             Some(bias) => {
@@ -247,20 +295,20 @@ impl<'a, T: Element> Sources<'a, T> {
             first.mask = mask.at(place.mask, last * axis.mask + len);
         }
         if let Some(windows) = &self.windows {
-            first.limit = windows.of(place.query);
-            // The further a query the further its window or, where that is all keys or none, as far: all are if the last one is.
-            let steps = (last * axis.query) as isize;
-            // SAFETY: both are of the same limits.
-            let moved = unsafe { windows.of(place.query + last * axis.query).offset_from(first.limit) };
-            limit_step = if moved == 0 { 0 } else { -(axis.query as isize) };
-            is_even &= moved == 0 || moved == -steps;
+            windows.tell(place.query, &mut first);
+            let (of, step) = match windows {
+                Windows::Limits(limits) => (&mut limit_step, limits.step(place.query, count, axis.query)),
+                Windows::Masks(masks) => (&mut mask_step, masks.step(place.query, count, axis.query)),
+            };
+            *of = step.unwrap_or(0);
+            is_even &= step.is_some();
         }
         if let Some(sinks) = &call.sinks {
             found_numbers(&mut self.sinks, at, count, axis.sink, |i| unsafe {
                 one::<S, T>(sinks.at(place.sink + i * axis.sink, 1))
             });
         }
-        self.even = is_even.then_some(Even { first, bias: axis.bias, mask: axis.mask, limit: limit_step });
+        self.even = is_even.then_some(Even { first, bias: axis.bias, mask: mask_step, limit: limit_step });
         if is_even {
             return;
         }
@@ -276,8 +324,10 @@ impl<'a, T: Element> Sources<'a, T> {
         } else if call.mask.is_some() {
             found(&mut self.mask, at, count, |i| first.mask.wrapping_add(i * axis.mask));
         }
-        if let Some(windows) = &self.windows {
-            found(&mut self.limit, at, count, |i| windows.of(place.query + i * axis.query));
+        match &self.windows {
+            Some(Windows::Limits(of)) => found(&mut self.limit, at, count, |i| of.of(place.query + i * axis.query)),
+            Some(Windows::Masks(of)) => found(&mut self.mask, at, count, |i| of.of(place.query + i * axis.query)),
+            None => (),
         }
     }
 
@@ -357,14 +407,13 @@ impl<T: Element> Batches<T> for Sources<'_, T> {
 
     #[inline(always)]
     fn has_windows<S: Simd>(&self) -> bool {
-        self.windows.as_ref().is_some_and(|windows| windows.keys as usize >= T::Lanes::<S>::COUNT)
+        matches!(&self.windows, Some(Windows::Masks(masks)) if masks.keys as usize >= T::Lanes::<S>::COUNT)
     }
 
     #[inline(always)]
     unsafe fn is_outside<S: Simd>(line: &Source<T>, i: usize) -> bool {
-        let none = T::Real::NEG_INFINITY;
-        // SAFETY: there are limits for whole vectors.
-        unsafe { *line.limit.add(i) == none && *line.limit.add(i + T::Lanes::<S>::COUNT - 1) == none }
+        // SAFETY: there are bytes for whole vectors.
+        unsafe { *line.mask.add(i) == 0 && *line.mask.add(i + T::Lanes::<S>::COUNT - 1) == 0 }
     }
 
     #[inline(always)]
@@ -574,10 +623,11 @@ impl<T: Element> Rows<'_, T> {
         let none = T::Real::NEG_INFINITY;
         let cap: Option<[T::Lanes<S>; 2]> = self.call.cap.map(|(inverse, cap)| [inverse, cap].map(Number::splat));
         let bias = self.call.bias.is_some() && self.call.geometry.bias_step != 0;
-        let mask = self.call.mask.is_some() && self.limits.is_none();
         // Long lines are taken in parts that are in their windows.
         let windowed = self.call.options.window.is_some() && len <= most_kept::<S, T>();
-        let limited = windowed || self.limits.is_some();
+        let window_masks = windowed && Windows::are_masks::<S, T>(&self.call);
+        let mask = self.call.mask.is_some() && self.limits.is_none() || window_masks;
+        let limited = windowed && !window_masks || self.limits.is_some();
         // SAFETY of the block: the elements are there, and the rest by the caller's promise.
         // One loop for each combination, in a function of its own: what it captures is moved there, or it would be fetched again
         // for each vector.
@@ -607,7 +657,14 @@ impl<T: Element> Rows<'_, T> {
             let biased = {
                 #[inline(always)]
                 move |of: &Source<T>, i: usize, count: usize, above: T::Lanes<S>| {
-                    read(of, i, count).mul_add(scale, read_bias(of, i, count)) - above
+                    Above::all(read(of, i, count).mul_add(scale, read_bias(of, i, count)) - above)
+                }
+            };
+            let masked = {
+                #[inline(always)]
+                move |of: &Source<T>, i: usize, count, above| {
+                    let logits = read(of, i, count).mul_add(scale, zero - above);
+                    Above { logits, keep: Some(of.mask.wrapping_add(i)), count }
                 }
             };
             let nothing = |_: &Source<T>, _: usize| ();
@@ -620,30 +677,27 @@ impl<T: Element> Rows<'_, T> {
                     out,
                     nothing,
                     #[inline(always)]
-                    move |of, i, count, above| read(of, i, count).mul_add(scale, zero - above),
+                    move |of, i, count, above| Above::all(read(of, i, count).mul_add(scale, zero - above)),
                 ),
                 (None, true, false, false) if bias_streams => {
                     self.choose::<S, true, FAR_AWAY>(lines, len, out, bias_ahead, biased)
                 }
                 (None, true, false, false) => self.choose::<S, true, NEARBY>(lines, len, out, bias_ahead, biased),
-                (None, false, true, false) if alone => self.choose::<S, true, NOTHING>(
+                (None, false, true, false) if alone && windowed => {
+                    self.choose::<S, true, WINDOW>(lines, len, out, nothing, masked)
+                }
+                (None, false, true, false) if alone => {
+                    self.choose::<S, true, NOTHING>(lines, len, out, nothing, masked)
+                }
+                (None, false, false, true) if alone => self.choose::<S, true, NOTHING>(
                     lines,
                     len,
                     out,
                     nothing,
                     #[inline(always)]
                     move |of, i, count, above| {
-                        let logit = read(of, i, count).mul_add(scale, zero - above);
-                        logit.where_some_kept(of.mask.add(i), count, none)
+                        Above::all(within(of, i, read(of, i, count).mul_add(scale, zero - above)))
                     },
-                ),
-                (None, false, false, true) if alone => self.choose::<S, true, WINDOW>(
-                    lines,
-                    len,
-                    out,
-                    nothing,
-                    #[inline(always)]
-                    move |of, i, count, above| within(of, i, read(of, i, count).mul_add(scale, zero - above)),
                 ),
                 (Some([inverse, cap]), false, false, false) if alone => self.choose::<S, false, NOTHING>(
                     lines,
@@ -651,7 +705,9 @@ impl<T: Element> Rows<'_, T> {
                     out,
                     nothing,
                     #[inline(always)]
-                    move |of, i, count, above| (read(of, i, count) * inverse).tanh().mul_add(cap, zero - above),
+                    move |of, i, count, above| {
+                        Above::all((read(of, i, count) * inverse).tanh().mul_add(cap, zero - above))
+                    },
                 ),
                 (cap, ..) => self.choose::<S, false, FAR_AWAY>(
                     lines,
@@ -676,7 +732,7 @@ impl<T: Element> Rows<'_, T> {
                         if limited {
                             logit = within(of, i, logit);
                         }
-                        logit - above
+                        Above::all(logit - above)
                     },
                 ),
             }
@@ -698,18 +754,20 @@ impl<T: Element> Rows<'_, T> {
         len: usize,
         out: Elements<T>,
         beside: impl Fn(&Source<T>, usize) + Copy,
-        above: impl Fn(&Source<T>, usize, usize, T::Lanes<S>) -> T::Lanes<S> + Copy,
+        above: impl Fn(&Source<T>, usize, usize, T::Lanes<S>) -> Above<T::Lanes<S>> + Copy,
     ) {
         let above = {
             #[inline(always)]
             move |source: &Source<T>, i: usize, count: usize, reference| {
-                first_lanes(count, above(source, i, count, reference))
+                let above = above(source, i, count, reference);
+                Above { logits: first_lanes(count, above.logits), ..above }
             }
         };
         let zero = T::Lanes::<S>::splat(T::Real::ZERO);
         let logit = {
             #[inline(always)]
-            move |source: &Source<T>, i: usize, count: usize| above(source, i, count, zero)
+            // SAFETY: as promised by the caller.
+            move |source: &Source<T>, i: usize, count: usize| unsafe { above(source, i, count, zero).values() }
         };
         let scores_ahead = {
             #[inline(always)]
@@ -771,9 +829,9 @@ impl<T: Element> Rows<'_, T> {
         len: usize,
         out: Elements<T>,
         ahead: impl Fn(&Source<T>, usize),
-        above: impl Fn(&Source<T>, usize, usize, T::Lanes<S>) -> T::Lanes<S>,
+        above: impl Fn(&Source<T>, usize, usize, T::Lanes<S>) -> Above<T::Lanes<S>>,
     ) {
-        let mut sources = Sources::new(&self.call, self.limits.as_deref(), &lines, len);
+        let mut sources = Sources::new::<S>(&self.call, self.limits.as_deref(), &lines, len);
         let (start, elements) = (lines.start * len, lines.len() * len);
         let lines = at_once::Lines {
             scores: self.call.scores.at(start, elements),
@@ -830,7 +888,7 @@ impl<T: Element> Rows<'_, T> {
     ) {
         let none = T::Lanes::<S>::splat(T::Real::NEG_INFINITY);
         let (mut batch, mut sources) =
-            (Batch::<S, T>::new(&self.call, len), Sources::new(&self.call, self.limits.as_deref(), &lines, len));
+            (Batch::<S, T>::new(&self.call, len), Sources::new::<S>(&self.call, self.limits.as_deref(), &lines, len));
         let (start, elements) = (lines.start * len, lines.len() * len);
         let (scores, out) = (self.call.scores.at(start, elements).cast_const(), out.at(start, elements));
         let (most, room, distance) = (batch.most, batch.room, ahead_if::<T>(LEAVES_CACHES));
@@ -961,7 +1019,7 @@ impl<T: Element> Rows<'_, T> {
             sink = last_sink.1;
         }
         if let Some(windows) = windows {
-            turn.limit = windows.of(place.query);
+            windows.tell(place.query, &mut turn);
         }
         (turn, sink)
     }
@@ -1015,7 +1073,7 @@ impl<T: Element> Rows<'_, T> {
         let (_, of_nothing) = self.call.scales::<T::Lanes<S>>(None);
         let mut kept = [0; random::room(MAX_KEPT)];
         let mut places = self.call.geometry.places(lines.start);
-        let windows = self.call.options.window.map(|window| Windows::new(window, len));
+        let windows = Windows::new::<S, T>(&self.call, len);
         let mut last_sink = (usize::MAX, none);
         let sample = len.min(SAMPLE_VECTORS * T::Lanes::<S>::COUNT);
         let distance = self.call.ahead();
@@ -1286,7 +1344,7 @@ impl<T: Element> Rows<'_, T> {
         let (_, of_nothing) = self.call.scales::<T::Lanes<S>>(None);
         let mut kept = [0; random::room(MAX_BLOCK)];
         let mut places = self.call.geometry.places(lines.start);
-        let windows = self.call.options.window.map(|window| Windows::new(window, len));
+        let windows = Windows::new::<S, T>(&self.call, len);
         let mut last_sink = (usize::MAX, none);
         // SAFETY of the block: the elements are there, `held` has room for the lines in work; the rest by the caller's promise.
         unsafe {
@@ -1369,19 +1427,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_the_windows() {
+    fn sliding_items_are_the_windows() {
         let looks = [0, 1, 2, 3, 5, 9, usize::MAX];
         for (len, queries) in (1..6).flat_map(|len| (1..8).map(move |queries| (len, queries))) {
             for (before, after) in looks.into_iter().flat_map(|before| looks.map(|after| (before, after))) {
                 let window = Window { before, after, queries };
-                let windows = Windows::<f32>::new(window, len);
+                let windows = Sliding::new(window, len, 1, 0);
                 for query in 0..queries {
                     let (first, end) = window.keys(query, len);
-                    let limit = |key| if first <= key && key < end { f32::INFINITY } else { f32::NEG_INFINITY };
-                    let expected: Vec<f32> = (0..len).map(limit).collect();
-                    // SAFETY: as many numbers are there, and those of a vector more.
+                    let expected: Vec<u8> = (0..len).map(|key| u8::from(first <= key && key < end)).collect();
+                    // SAFETY: as many items are there, and those of a vector more.
                     let found = unsafe { std::slice::from_raw_parts(windows.of(query), len + MAX_LANES) };
                     assert_eq!(found[..len], expected, "{window:?}, {len} keys, query {query}");
+                    for count in 1..=queries - query {
+                        if let Some(step) = windows.step(query, count, 1) {
+                            let even = |i| windows.at(query + i) == windows.at(query) + i as isize * step;
+                            assert!((0..count).all(even), "{window:?}, {len} keys, {count} queries from {query} on");
+                        }
+                    }
                 }
             }
         }
