@@ -232,8 +232,8 @@ unsafe fn find_apart<S: Simd, T: Element>(batches: &mut impl Batches<T>, count: 
 }
 
 /// Writes probabilities. While one batch is summed, the results of the one before are written.
-/// `above(line, start, count, reference)` makes a vector of logits, and `ask(line, start)` asks for what it is made from. `LEN`: that of the lines, or 0 for any. `LEAVES_CACHES`: as of [`ahead_if`].
-/// `BESIDE`: what a line is made from beside its scores.
+/// `above(line, start, count, reference)` makes a vector of logits, and `ask(line, start)` asks for what it is made from. `LEN`: that of the
+/// lines, or 0 for any. `LEAVES_CACHES`: as of [`ahead_if`]. `BESIDE`: what a line is made from beside its scores.
 ///
 /// # Safety
 /// The CPU has the instructions of `S`, whose vectors [saturate](Lanes::SATURATES); the lines are there, their `len` is 1 to 256, and `to` is

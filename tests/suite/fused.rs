@@ -444,6 +444,37 @@ fn short_lines_that_begin_low() -> Result<()> {
     Ok(())
 }
 
+/// Logits so great that what a product with the scale is rounded by has an exponential far from 1.
+#[test]
+fn great_logits() -> Result<()> {
+    for (i, len) in [7, 64, 200, 300, 1000, 4000, 9000].into_iter().enumerate() {
+        let lines = if within_cap(40 * len) { 40 } else { 2 };
+        for (size, scale) in [(1e8, 0.7), (1e9, 0.088), (1e12, 0.3), (1e30, 0.7)] {
+            let numbers = normal(lines * len, size, i as u64);
+            for dtype in [DType::F32, DType::BF16] {
+                let scores = tensor(&numbers, (1, 2, lines / 2, len), dtype, &Device::Cpu)?;
+                let greatest = scores.max_keepdim(3)?;
+                // One of each line, but where rounding to bf16 has made several.
+                let ones = scores.broadcast_eq(&greatest)?.to_dtype(dtype)?;
+                let expected = values(&ones.broadcast_div(&ones.sum_keepdim(3)?)?)?;
+                for device in devices() {
+                    let scores = to(&scores, &device)?;
+                    let low = to(&tensor(&[-3e38; 2], 2, dtype, &Device::Cpu)?, &device)?;
+                    for softmax in [Softmax::new(), Softmax::new().sinks(&low)] {
+                        let found = values(&softmax.scale(scale).forward(&scores)?)?;
+                        let at = found
+                            .iter()
+                            .zip(&expected)
+                            .position(|(found, expected)| (found - expected).abs() > 1e-2 * expected);
+                        assert_eq!(at, None, "{:?} times {scale}, normal times {size:e}, {device:?}", scores.shape());
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Short lines of which many are in work together, relative to what is the maximum of one of them and its sink.
 #[test]
 fn lines_far_from_each_other() -> Result<()> {

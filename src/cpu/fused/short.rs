@@ -463,22 +463,18 @@ unsafe fn line_sum<S: Simd, T: Element>(
     sum.unscaled()
 }
 
-/// Σ exp(logit − reference) of a line whose logits are made on the way; the [scaled](Lanes::scaled_exp) exponentials are left at `z`.
-/// `ask(start)` and `meanwhile(start, count)` are called for each vector, before and after its exponentials.
+/// Σ exp(logit − reference) of a line, whose [scaled](Lanes::scaled_exp) exponentials, `exp(start, count)`, are left at `z`. `ask(start)` and `meanwhile(start, count)` are called for each vector, before and after its exponentials.
 ///
 /// # Safety
 /// The CPU has the instructions of `S`, the line is there, and at `z` is room for it up to a whole vector.
 #[inline(always)]
 unsafe fn logits_sum<S: Simd, T: Element>(
-    source: &Source<T>,
-    logit: &impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+    exp: impl Fn(usize, usize) -> T::Lanes<S>,
     len: usize,
-    reference: T::Real,
     z: *mut T::Real,
     ask: impl Fn(usize),
     mut meanwhile: impl FnMut(usize, usize),
 ) -> T::Real {
-    let reference = T::Lanes::<S>::splat(reference);
     sum_of_blocks::<T::Lanes<S>>(
         len,
         #[inline(always)]
@@ -488,7 +484,7 @@ unsafe fn logits_sum<S: Simd, T: Element>(
                 #[inline(always)]
                 |i, count| {
                     ask(start + i);
-                    (logit(source, start + i, count) - reference).scaled_exp()
+                    exp(start + i, count)
                 },
                 #[inline(always)]
                 |i, count, exp: T::Lanes<S>| {
@@ -801,7 +797,7 @@ impl<T: Element> Rows<'_, T> {
                                 beside(source, i.wrapping_sub(back));
                             }
                         };
-                        self.sampled::<S>(lines, len, out, ask_all, logit)
+                        self.sampled::<S>(lines, len, out, ask_all, above)
                     }
                     _ => self.long_of_neighbours::<S>(lines, len, out, ask, logit),
                 }
@@ -1025,7 +1021,7 @@ impl<T: Element> Rows<'_, T> {
     }
 
     /// Lines that are read once, relative to the maximum of a few vectors: see [`rows`](crate::cpu::rows). While one is summed, the
-    /// results of the one before are written. `logit(source, start, count)` makes a vector of logits.
+    /// results of the one before are written. `above`: as of [`choose`](Self::choose).
     ///
     /// # Safety
     /// As of [`short`](Self::short), with vectors that [saturate](Lanes::SATURATES).
@@ -1036,13 +1032,13 @@ impl<T: Element> Rows<'_, T> {
         len: usize,
         out: Elements<T>,
         ahead: impl Fn(&Source<T>, usize),
-        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+        above: impl Fn(&Source<T>, usize, usize, T::Lanes<S>) -> Above<T::Lanes<S>>,
     ) {
         // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
         unsafe {
             S::enter(
                 #[inline(always)]
-                || self.sampled_inside::<S>(lines, len, out, ahead, logit),
+                || self.sampled_inside::<S>(lines, len, out, ahead, above),
             )
         }
     }
@@ -1056,7 +1052,7 @@ impl<T: Element> Rows<'_, T> {
         len: usize,
         out: Elements<T>,
         ahead: impl Fn(&Source<T>, usize),
-        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+        above: impl Fn(&Source<T>, usize, usize, T::Lanes<S>) -> Above<T::Lanes<S>>,
     ) {
         let (none, zero) = (T::Real::NEG_INFINITY, T::Real::ZERO);
         let mut held =
@@ -1093,11 +1089,12 @@ impl<T: Element> Rows<'_, T> {
                 let (scores, to) = input_and_output(line);
                 let (mut seen, mut before, z) = (first..first + sample, line.checked_sub(1), held.at(line, scores, to));
                 scale = loop {
+                    let zeros = T::Lanes::<S>::splat(zero);
                     let max = fold(
                         seen.len(),
                         T::Lanes::<S>::splat(none),
                         #[inline(always)]
-                        |max, i, count| logit(&source, seen.start + i, count).or_greater(max),
+                        |max, i, count| above(&source, seen.start + i, count, zeros).values().or_greater(max),
                         T::Lanes::<S>::or_greater,
                     );
                     let (max, exact) = (sink.or_greater(max.max_across()), seen.len() == len);
@@ -1107,6 +1104,11 @@ impl<T: Element> Rows<'_, T> {
                     }
                     // Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
                     let reference = max.or_greater(T::Real::LOWEST);
+                    let references = T::Lanes::<S>::splat(reference);
+                    let exp = {
+                        #[inline(always)]
+                        |i, count| above(&source, i, count, references).scaled_exp()
+                    };
                     let mut sum = if let Some(before) = before.take() {
                         let keep = keep_along::<S, T>(&self.call, lines.start + before, 0, len, &mut kept);
                         let to = to.wrapping_sub(len);
@@ -1114,33 +1116,49 @@ impl<T: Element> Rows<'_, T> {
                         match (keep, &mut streamed) {
                             (None, None) => {
                                 let results = line_results::<S, T>(z_before, to, Some(distance), scale, None, None);
-                                logits_sum::<S, T>(&source, &logit, len, reference, z, ask, results)
+                                logits_sum::<S, T>(exp, len, z, ask, results)
                             }
                             (None, Some(streamed)) => {
                                 let results = line_results::<S, T>(z_before, to, None, scale, None, Some(streamed));
-                                logits_sum::<S, T>(&source, &logit, len, reference, z, ask, results)
+                                logits_sum::<S, T>(exp, len, z, ask, results)
                             }
                             (keep, _) => {
                                 let results = line_results::<S, T>(z_before, to, Some(distance), scale, keep, None);
-                                logits_sum::<S, T>(&source, &logit, len, reference, z, ask, results)
+                                logits_sum::<S, T>(exp, len, z, ask, results)
                             }
                         }
                     } else {
                         logits_sum::<S, T>(
-                            &source,
-                            &logit,
+                            exp,
                             len,
-                            reference,
                             z,
                             ask,
                             #[inline(always)]
                             |_, _| (),
                         )
                     };
-                    if self.call.sinks.is_some() {
-                        sum += (sink - reference).exp();
+                    let of_sink = if self.call.sinks.is_some() { (sink - reference).exp() } else { zero };
+                    sum += of_sink;
+                    // What the maximum is of adds about 1, …
+                    let fits = sum >= T::Real::nearest(0.5) && sum < T::Real::nearest(MOST_OF_SAMPLE);
+                    if exact && !fits {
+                        // … unless it is so great that it is rounded by more: then all are to be.
+                        let exp = {
+                            #[inline(always)]
+                            |i, count| (above(&source, i, count, zeros).values() - references).scaled_exp()
+                        };
+                        sum = of_sink
+                            + logits_sum::<S, T>(
+                                exp,
+                                len,
+                                z,
+                                #[inline(always)]
+                                |_| (),
+                                #[inline(always)]
+                                |_, _| (),
+                            );
                     }
-                    if exact || sum < T::Real::nearest(MOST_OF_SAMPLE) {
+                    if exact || fits {
                         break if max == none && sum == zero { of_nothing } else { T::Real::ONE / sum * factor };
                     }
                     seen = 0..len;
