@@ -148,6 +148,12 @@ pub(super) struct Lines<T: Element> {
     pub of_nothing: T::Real,
 }
 
+/// Whether a cache line begins with element `i`, counted from where one does.
+#[inline(always)]
+pub(super) fn begins_line<T>(i: usize) -> bool {
+    (i * size_of::<T>()).is_multiple_of(super::memory::CACHE_LINE)
+}
+
 /// What writes the results of a line, vector by vector.
 ///
 /// # Safety
@@ -175,7 +181,7 @@ pub(super) unsafe fn line_results<'a, S: Simd, T: Element>(
                 return streamed.put(result);
             }
             // Memory that is written is read first.
-            if let Some(ahead) = ahead {
+            if let Some(ahead) = ahead.filter(|_| begins_line::<T>(i)) {
                 S::prefetch(to.wrapping_add(i + ahead));
             }
             T::put::<S>(result, to.add(i), count);

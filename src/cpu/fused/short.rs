@@ -1083,7 +1083,11 @@ impl<T: Element> Rows<'_, T> {
                 let (source, sink) = self.turn::<S>(&place, len, steps, &windows, &mut last_sink);
                 let ask = {
                     #[inline(always)]
-                    |i| ahead(&source, i + distance)
+                    |i| {
+                        if at_once::begins_line::<T>(i) {
+                            ahead(&source, i + distance)
+                        }
+                    }
                 };
                 let first = self.call.keys(place.query, &(0..len)).start.min(len - sample);
                 let (scores, to) = input_and_output(line);
