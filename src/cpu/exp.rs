@@ -177,12 +177,12 @@ fn large_tanh<V: Lanes>(x: V) -> V {
     (one - (one + one) / (twice.exp() + one)).with_sign_of(x)
 }
 
-/// tanh, given what it is where |x| is small. Most vectors need nothing else: caps are chosen well above most logits.
+/// tanh, given x² and what it is where |x| is small. Most vectors need nothing else: caps are chosen well above most logits.
 #[inline(always)]
-fn with_large_tanh<V: Lanes>(x: V, small: V) -> V {
-    let limit = V::splat(V::Real::nearest(TANH_SMALL));
-    if x.abs().at_most(limit).differs(x.abs()) {
-        limit.if_less(x.abs(), large_tanh(x), small)
+fn with_large_tanh<V: Lanes>(x: V, square: V, small: V) -> V {
+    let limit = V::splat(V::Real::nearest(TANH_SMALL * TANH_SMALL));
+    if square.at_most(limit).differs(square) {
+        limit.if_less(square, large_tanh(x), small)
     } else {
         small
     }
@@ -193,7 +193,7 @@ fn with_large_tanh<V: Lanes>(x: V, small: V) -> V {
 pub(crate) fn tanh_f32<V: Lanes<Real = f32>>(x: V) -> V {
     let square = x * x;
     let p = polynomial(square, [-0.005_704_988_7, 0.020_639_088, -0.053_739_715, 0.133_314_42, -0.333_332_8]);
-    with_large_tanh(x, p.mul_add(square * x, x))
+    with_large_tanh(x, square, p.mul_add(square * x, x))
 }
 
 /// As [`tanh_f32`], with Cephes' rational function for small x.
@@ -204,7 +204,7 @@ pub(crate) fn tanh_f64<V: Lanes<Real = f64>>(x: V) -> V {
     let p = p.mul_add(square, V::splat(-1.614_687_684_417_084_6e3));
     let q = (square + V::splat(1.128_116_784_916_329_3e2)).mul_add(square, V::splat(2.235_488_390_601_004_5e3));
     let q = q.mul_add(square, V::splat(4.844_063_053_251_255e3));
-    with_large_tanh(x, (p / q).mul_add(square * x, x))
+    with_large_tanh(x, square, (p / q).mul_add(square * x, x))
 }
 
 /// 1 − tanh²(x) = 4e / (1 + e)² with e = exp(−2|x|), where nothing cancels.

@@ -803,10 +803,11 @@ impl<T: Element> Rows<'_, T> {
                 }
             } else if is_batched::<T>(len) {
                 // A loop of its own for each: with a distance that is no constant lines of 64 f32s with a bias took 1.06 times as long.
-                if S::PREFETCHES && leaves_caches(&out) {
-                    self.in_batches::<S, true>(lines, len, out, ask, logit)
-                } else {
-                    self.in_batches::<S, false>(lines, len, out, ask, logit)
+                match (len, S::PREFETCHES && leaves_caches(&out)) {
+                    (SHORT, true) => self.in_batches::<S, SHORT, true>(lines, len, out, ask, logit),
+                    (SHORT, false) => self.in_batches::<S, SHORT, false>(lines, len, out, ask, logit),
+                    (_, true) => self.in_batches::<S, 0, true>(lines, len, out, ask, logit),
+                    (_, false) => self.in_batches::<S, 0, false>(lines, len, out, ask, logit),
                 }
             } else {
                 self.in_turns::<S>(lines, len, out, ask, logit)
@@ -854,7 +855,7 @@ impl<T: Element> Rows<'_, T> {
     /// # Safety
     /// As of [`short`](Self::short).
     #[inline(never)]
-    unsafe fn in_batches<S: Simd, const LEAVES_CACHES: bool>(
+    unsafe fn in_batches<S: Simd, const LEN: usize, const LEAVES_CACHES: bool>(
         &self,
         lines: Range<usize>,
         len: usize,
@@ -866,7 +867,7 @@ impl<T: Element> Rows<'_, T> {
         unsafe {
             S::enter(
                 #[inline(always)]
-                || self.in_batches_inside::<S, LEAVES_CACHES>(lines, len, out, ahead, logit),
+                || self.in_batches_inside::<S, LEN, LEAVES_CACHES>(lines, len, out, ahead, logit),
             )
         }
     }
@@ -874,7 +875,7 @@ impl<T: Element> Rows<'_, T> {
     /// # Safety
     /// As of [`short`](Self::short).
     #[inline(always)]
-    unsafe fn in_batches_inside<S: Simd, const LEAVES_CACHES: bool>(
+    unsafe fn in_batches_inside<S: Simd, const LEN: usize, const LEAVES_CACHES: bool>(
         &self,
         lines: Range<usize>,
         len: usize,
@@ -882,6 +883,7 @@ impl<T: Element> Rows<'_, T> {
         ahead: impl Fn(&Source<T>, usize),
         logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
     ) {
+        let len = if LEN == 0 { len } else { LEN };
         let none = T::Lanes::<S>::splat(T::Real::NEG_INFINITY);
         let (mut batch, mut sources) =
             (Batch::<S, T>::new(&self.call, len), Sources::new::<S>(&self.call, self.limits.as_deref(), &lines, len));
