@@ -184,6 +184,12 @@ impl Places<'_> {
         self.evenly
     }
 
+    /// How many steps along the last axis lead to the next line, which there is.
+    #[inline(always)]
+    pub fn along(&mut self) -> usize {
+        self.geometry.axes.last().map_or(0, |axis| axis.size - self.evenly())
+    }
+
     /// The next line's, which there is.
     #[inline(always)]
     pub fn next(&mut self) -> Place {

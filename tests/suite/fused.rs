@@ -571,6 +571,27 @@ fn lines_that_share_a_bias() -> Result<()> {
     Ok(())
 }
 
+/// Heads of short lines that share a bias, in batches that end with a head or pass to the next, which may have another.
+#[test]
+fn short_lines_that_share_a_bias() -> Result<()> {
+    for (i, (queries, len)) in [(16, 16), (20, 48), (37, 64), (64, 64), (80, 16), (5, 128)].into_iter().enumerate() {
+        for dtype in DTYPES {
+            let seed = i as u64;
+            let plain = Case { scale: 0.5, ..Case::new(make(&[3, 3, queries, len], 3.0, seed, dtype)?) };
+            let apart = make(&[3, 1, queries, len + 3], 2.0, seed + 1, dtype)?.narrow(3, 2, len)?;
+            for bias in [apart.contiguous()?, apart, make(&[queries, len], 2.0, seed + 1, dtype)?] {
+                let biased = Case { bias: Some(bias), ..plain.clone() };
+                check(&biased)?;
+                check(&Case { dropout: Some((0.2, seed)), ..biased.clone() })?;
+                check(&Case { sinks: Some(make(&[3], 2.0, seed + 2, dtype)?), ..biased.clone() })?;
+                check(&Case { mask: Some(mask(&[3, 1, queries, len], seed + 3)?), ..biased.clone() })?;
+                check(&Case { softcap: Some(4.0), causal: true, ..biased })?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// So many lines that batches of them are in work together, of which some pass from one head to the next; and heads of several batches.
 #[test]
 fn many_short_lines() -> Result<()> {

@@ -48,8 +48,8 @@ struct Source<T: Element> {
     bias: *const T,
     /// A byte for each element, 0 if it does not take part; see also [`Windows`]. Null without.
     mask: *const u8,
-    /// What logits are at most, see also [`limits`]. Null without.
-    limit: *const T::Real,
+    /// What logits are at most, see [`Windows`] and [`limits`], or the [bias](Widened). Null without.
+    number: *const T::Real,
     /// The bias where there is one for all.
     shift: T::Real,
 }
@@ -133,7 +133,7 @@ impl<R: Real> Windows<R> {
     #[inline(always)]
     fn tell<T: Element<Real = R>>(&self, query: usize, line: &mut Source<T>) {
         match self {
-            Self::Limits(limits) => line.limit = limits.of(query),
+            Self::Limits(limits) => line.number = limits.of(query),
             Self::Masks(masks) => line.mask = masks.of(query),
         }
     }
@@ -170,6 +170,70 @@ pub(super) fn limits<S: Simd, T: Element>(call: &Call<T>) -> Option<Vec<T::Real>
     Some(limits)
 }
 
+/// Biases of halves that fit into the first cache as numbers of the type computed in are [`Widened`].
+const MOST_WIDENED: usize = 4096;
+
+/// The bias of the lines along the last axis, as numbers of the type computed in: those along the axis before have the same, and need not make
+/// them anew. Lines of 64 f16s whose bias heads share take 1.19 of a softmax then instead of 1.24, of bf16s 1.13 instead of 1.21; lines of 49,
+/// not whole vectors, 0.04 more.
+struct Widened<R> {
+    /// Where the two biases are of which there are numbers: a batch may be of the last lines of one and the first of the next.
+    places: [usize; 2],
+    numbers: [Vec<R>; 2],
+    last: usize,
+}
+
+impl<R: Real> Widened<R> {
+    /// Whether it is to be so.
+    fn serves<S: Simd, T: Element<Real = R>>(call: &Call<T>, len: usize) -> bool {
+        let Call { options, geometry, .. } = call;
+        let [.., shared, last] = geometry.axes.as_slice() else { return false };
+        let half = size_of::<T>() < size_of::<R>() && T::Lanes::<S>::SATURATES && is_batched::<T>(len);
+        let alone = call.mask.is_none() && options.window.is_none() && call.cap.is_none();
+        let fits =
+            last.size >= MAX_LANES && last.size * len <= MOST_WIDENED && len.is_multiple_of(T::Lanes::<S>::COUNT);
+        half && alone && fits && geometry.bias_step == 1 && shared.bias == 0
+    }
+
+    fn new<S: Simd, T: Element<Real = R>>(call: &Call<T>, len: usize) -> Option<Self> {
+        let last = call.geometry.axes.last().filter(|_| Self::serves::<S, T>(call, len))?;
+        let numbers = [(); 2].map(|_| vec![R::ZERO; last.size * len + MAX_LANES]);
+        Some(Self { places: [usize::MAX; 2], numbers, last: 0 })
+    }
+
+    /// The numbers of line `i` along the axis, and the others' behind them, whose bias begins at this place.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn of<S: Simd, T: Element<Real = R>>(
+        &mut self,
+        bias: &Elements<T>,
+        (place, i): (usize, usize),
+        axis: &Axis,
+        len: usize,
+    ) -> *const R {
+        let first = place - i * axis.bias;
+        if self.places[self.last] != first {
+            self.last = 1 - self.last;
+        }
+        let numbers = &mut self.numbers[self.last];
+        if self.places[self.last] != first {
+            self.places[self.last] = first;
+            for line in 0..axis.size {
+                let (from, to) = (bias.at(first + line * axis.bias, len), numbers[line * len..].as_mut_ptr());
+                each::<T::Lanes<S>>(
+                    0..len,
+                    #[inline(always)]
+                    // SAFETY: the elements are there, and behind a line is room for a vector; the rest by the caller's promise.
+                    |i, count| unsafe { T::read::<S>(from.add(i), count, R::ZERO).store(to.add(i)) },
+                );
+            }
+        }
+        numbers[i * len..].as_ptr()
+    }
+}
+
 /// So many batches are found at once where their lines are evenly apart.
 const FOUND_BATCHES: usize = 4;
 /// Lines are found as many as a vector has lanes at a time, from wherever that begins on: loops whose length is known take less time.
@@ -181,7 +245,7 @@ struct Even<T: Element> {
     first: Source<T>,
     bias: usize,
     mask: isize,
-    limit: isize,
+    number: isize,
 }
 
 impl<T: Element> Even<T> {
@@ -191,7 +255,7 @@ impl<T: Element> Even<T> {
             scores,
             bias: self.first.bias.wrapping_add(i * self.bias),
             mask: self.first.mask.wrapping_offset(i as isize * self.mask),
-            limit: self.first.limit.wrapping_offset(i as isize * self.limit),
+            number: self.first.number.wrapping_offset(i as isize * self.number),
             shift: self.first.shift,
         }
     }
@@ -201,7 +265,7 @@ impl<T: Element> Even<T> {
 #[derive(Clone, Copy)]
 enum Found<'a, T: Element> {
     Even(Even<T>),
-    Each { bias: &'a [*const T], mask: &'a [*const u8], limit: &'a [*const T::Real], shift: &'a [T::Real] },
+    Each { bias: &'a [*const T], mask: &'a [*const u8], number: &'a [*const T::Real], shift: &'a [T::Real] },
 }
 
 /// What several lines are made from beside the scores, one after the other.
@@ -219,7 +283,8 @@ struct Sources<'a, T: Element> {
     windows: Option<Windows<T::Real>>,
     /// The [mask's](limits)
     limits: Option<&'a [T::Real]>,
-    limit: [*const T::Real; FOUND],
+    widened: Option<Widened<T::Real>>,
+    number: [*const T::Real; FOUND],
     /// −∞ where there is none.
     sinks: [T::Real; FOUND],
     /// Which elements dropout keeps.
@@ -240,7 +305,8 @@ impl<'a, T: Element> Sources<'a, T> {
             shift: [T::Real::ZERO; FOUND],
             windows: Windows::new::<S, T>(call, len),
             limits,
-            limit: [std::ptr::null(); FOUND],
+            widened: Widened::new::<S, T>(call, len),
+            number: [std::ptr::null(); FOUND],
             sinks: [T::Real::NEG_INFINITY; FOUND],
             kept: [0; MAX_LANES * random::room(BATCH_LINE)],
         }
@@ -254,19 +320,26 @@ impl<'a, T: Element> Sources<'a, T> {
     unsafe fn find_each<S: Simd>(&mut self, count: usize) {
         let mut at = 0;
         while at < count {
-            let run = self.places.run(count - at);
+            let (along, run) = (self.places.along(), self.places.run(count - at));
             // SAFETY: as promised by the caller.
-            unsafe { self.find_run::<S>(at, run, false) };
+            unsafe { self.find_run::<S>(at, along, run, false) };
             at += run.1;
         }
     }
 
-    /// What lines are made from, the first of which is line `at` of those that are found; `alone`: there are no others.
+    /// What lines are made from, the first of which is line `at` of those that are found, so many steps `along` the last axis; `alone`: there are
+    /// no others.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`.
     #[inline(always)]
-    unsafe fn find_run<S: Simd>(&mut self, at: usize, (place, count, axis): (Place, usize, Axis), alone: bool) {
+    unsafe fn find_run<S: Simd>(
+        &mut self,
+        at: usize,
+        along: usize,
+        (place, count, axis): (Place, usize, Axis),
+        alone: bool,
+    ) {
         let (call, len, last) = (self.call, self.len, count - 1);
         // SAFETY of the blocks: one element is there; the rest by the caller's promise.
         let shift = {
@@ -277,10 +350,10 @@ impl<'a, T: Element> Sources<'a, T> {
             scores: std::ptr::null(),
             bias: std::ptr::null(),
             mask: std::ptr::null(),
-            limit: std::ptr::null(),
+            number: std::ptr::null(),
             shift: T::Real::ZERO,
         };
-        let (mut mask_step, mut limit_step, mut is_even) = (axis.mask as isize, axis.mask as isize, alone);
+        let (mut mask_step, mut number_step, mut is_even) = (axis.mask as isize, axis.mask as isize, alone);
         match &call.bias {
             Some(bias) if call.geometry.bias_step != 0 => first.bias = bias.at(place.bias, last * axis.bias + len),
             Some(bias) => {
@@ -289,15 +362,19 @@ impl<'a, T: Element> Sources<'a, T> {
             }
             None => (),
         }
+        if let (Some(widened), Some(bias)) = (&mut self.widened, &call.bias) {
+            first.number = unsafe { widened.of::<S, T>(bias, (place.bias, along), &axis, len) };
+            number_step = len as isize;
+        }
         if let Some(limits) = self.limits {
-            first.limit = limits[place.mask..][..last * axis.mask + len].as_ptr();
+            first.number = limits[place.mask..][..last * axis.mask + len].as_ptr();
         } else if let Some(mask) = call.mask {
             first.mask = mask.at(place.mask, last * axis.mask + len);
         }
         if let Some(windows) = &self.windows {
             windows.tell(place.query, &mut first);
             let (of, step) = match windows {
-                Windows::Limits(limits) => (&mut limit_step, limits.step(place.query, count, axis.query)),
+                Windows::Limits(limits) => (&mut number_step, limits.step(place.query, count, axis.query)),
                 Windows::Masks(masks) => (&mut mask_step, masks.step(place.query, count, axis.query)),
             };
             *of = step.unwrap_or(0);
@@ -308,7 +385,7 @@ impl<'a, T: Element> Sources<'a, T> {
                 one::<S, T>(sinks.at(place.sink + i * axis.sink, 1))
             });
         }
-        self.even = is_even.then_some(Even { first, bias: axis.bias, mask: mask_step, limit: limit_step });
+        self.even = is_even.then_some(Even { first, bias: axis.bias, mask: mask_step, number: number_step });
         if is_even {
             return;
         }
@@ -319,13 +396,13 @@ impl<'a, T: Element> Sources<'a, T> {
             Some(bias) => found_numbers(&mut self.shift, at, count, axis.bias, |i| shift(bias, i)),
             None => (),
         }
-        if self.limits.is_some() {
-            found(&mut self.limit, at, count, |i| first.limit.wrapping_add(i * axis.mask));
+        if self.limits.is_some() || self.widened.is_some() {
+            found(&mut self.number, at, count, |i| first.number.wrapping_offset(i as isize * number_step));
         } else if call.mask.is_some() {
             found(&mut self.mask, at, count, |i| first.mask.wrapping_add(i * axis.mask));
         }
         match &self.windows {
-            Some(Windows::Limits(of)) => found(&mut self.limit, at, count, |i| of.of(place.query + i * axis.query)),
+            Some(Windows::Limits(of)) => found(&mut self.number, at, count, |i| of.of(place.query + i * axis.query)),
             Some(Windows::Masks(of)) => found(&mut self.mask, at, count, |i| of.of(place.query + i * axis.query)),
             None => (),
         }
@@ -333,8 +410,8 @@ impl<'a, T: Element> Sources<'a, T> {
 
     #[inline(always)]
     fn each_from(&self, i: usize) -> Found<'_, T> {
-        let Self { bias, mask, limit, shift, .. } = self;
-        Found::Each { bias: &bias[i..], mask: &mask[i..], limit: &limit[i..], shift: &shift[i..] }
+        let Self { bias, mask, number, shift, .. } = self;
+        Found::Each { bias: &bias[i..], mask: &mask[i..], number: &number[i..], shift: &shift[i..] }
     }
 }
 
@@ -378,8 +455,8 @@ impl<T: Element> Batches<T> for Sources<'_, T> {
         // SAFETY: as promised by the caller.
         unsafe {
             if found <= even {
-                let run = self.places.run(found);
-                self.find_run::<S>(0, run, true);
+                let (along, run) = (self.places.along(), self.places.run(found));
+                self.find_run::<S>(0, along, run, true);
             } else {
                 self.find_each::<S>(found);
             }
@@ -399,8 +476,8 @@ impl<T: Element> Batches<T> for Sources<'_, T> {
     fn line(found: &Found<'_, T>, i: usize, scores: *const T) -> Source<T> {
         match found {
             Found::Even(even) => even.line(i, scores),
-            Found::Each { bias, mask, limit, shift } => {
-                Source { scores, bias: bias[i], mask: mask[i], limit: limit[i], shift: shift[i] }
+            Found::Each { bias, mask, number, shift } => {
+                Source { scores, bias: bias[i], mask: mask[i], number: number[i], shift: shift[i] }
             }
         }
     }
@@ -648,7 +725,7 @@ impl<T: Element> Rows<'_, T> {
             };
             let within = {
                 #[inline(always)]
-                move |of: &Source<T>, i: usize, logit| T::Lanes::<S>::load(of.limit.add(i)).at_most(logit)
+                move |of: &Source<T>, i: usize, logit| T::Lanes::<S>::load(of.number.add(i)).at_most(logit)
             };
             let biased = {
                 #[inline(always)]
@@ -678,6 +755,18 @@ impl<T: Element> Rows<'_, T> {
                 (None, true, false, false) if bias_streams => {
                     self.choose::<S, true, FAR_AWAY>(lines, len, out, bias_ahead, biased)
                 }
+                (None, true, false, false) if Widened::serves::<S, T>(&self.call, len) => self
+                    .choose::<S, true, NOTHING>(
+                        lines,
+                        len,
+                        out,
+                        nothing,
+                        #[inline(always)]
+                        move |of, i, count, above| {
+                            let bias = T::Lanes::<S>::load(of.number.add(i));
+                            Above::all(read(of, i, count).mul_add(scale, bias) - above)
+                        },
+                    ),
                 (None, true, false, false) => self.choose::<S, true, NEARBY>(lines, len, out, bias_ahead, biased),
                 (None, false, true, false) if alone && windowed => {
                     self.choose::<S, true, WINDOW>(lines, len, out, nothing, masked)
@@ -997,7 +1086,7 @@ impl<T: Element> Rows<'_, T> {
             scores: call.scores.at(place.scores, len),
             bias: std::ptr::null(),
             mask: std::ptr::null(),
-            limit: std::ptr::null(),
+            number: std::ptr::null(),
             shift: T::Real::ZERO,
         };
         match call.bias {
