@@ -4,7 +4,7 @@
 
 use super::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
-use super::memory::{three_apart, CacheLines};
+use super::memory::{three_apart, CacheLines, CACHE_LINE};
 use super::rows::{ahead_if, MOST_OF_SAMPLE};
 use super::streamed::Streamed;
 use super::{units_per_task, Element};
@@ -148,10 +148,11 @@ pub(super) struct Lines<T: Element> {
     pub of_nothing: T::Real,
 }
 
-/// Whether a cache line begins with element `i`, counted from where one does.
+/// Whether a line of a cache begins in the vector from element `i` on, counted from where one does.
 #[inline(always)]
-pub(super) fn begins_line<T>(i: usize) -> bool {
-    (i * size_of::<T>()).is_multiple_of(super::memory::CACHE_LINE)
+pub(super) fn begins_line<S: Simd, T: Element>(i: usize) -> bool {
+    let in_line = const { CACHE_LINE / size_of::<T>() };
+    T::Lanes::<S>::COUNT >= in_line || i.is_multiple_of(in_line)
 }
 
 /// What writes the results of a line, vector by vector.
@@ -181,7 +182,7 @@ pub(super) unsafe fn line_results<'a, S: Simd, T: Element>(
                 return streamed.put(result);
             }
             // Memory that is written is read first.
-            if let Some(ahead) = ahead.filter(|_| begins_line::<T>(i)) {
+            if let Some(ahead) = ahead.filter(|_| begins_line::<S, T>(i)) {
                 S::prefetch(to.wrapping_add(i + ahead));
             }
             T::put::<S>(result, to.add(i), count);
