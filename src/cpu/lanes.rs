@@ -2,7 +2,6 @@
 
 use super::exp::{exp_f32, exp_f64, scaled_exp_f32, scaled_exp_f64, tanh_f32, tanh_f64, UNSCALE_F32, UNSCALE_F64};
 use crate::state::{Number, Real};
-use std::array::from_fn;
 use std::ops::{Add, Div, Mul, Range, Sub};
 
 /// No vector has more lanes.
@@ -250,7 +249,13 @@ pub(crate) trait Words: Copy {
     #[inline(always)]
     fn at_least([low, high]: [Self; 2], threshold: u16) -> [[u8; 8]; 8] {
         let words = [low.to_array(), high.to_array()];
-        from_fn(|i| from_fn(|j| u8::from((words[i / 4][j] >> (i % 4 * 16)) as u16 >= threshold)))
+        let mut found = [[0; 8]; 8];
+        for (i, found) in found.iter_mut().enumerate() {
+            for (found, word) in found.iter_mut().zip(words[i / 4]) {
+                *found = u8::from((word >> (i % 4 * 16)) as u16 >= threshold);
+            }
+        }
+        found
     }
 }
 
@@ -265,19 +270,19 @@ impl Words for [u64; 8] {
     }
     #[inline(always)]
     fn products(self, factor: u32) -> Self {
-        self.map(|word| (word & 0xffff_ffff) * u64::from(factor))
+        Array(self).each(|word| (word & 0xffff_ffff) * u64::from(factor)).0
     }
     #[inline(always)]
     fn xor(self, other: Self) -> Self {
-        from_fn(|i| self[i] ^ other[i])
+        Array(self).with(Array(other), |word, other| word ^ other).0
     }
     #[inline(always)]
     fn upper_halves(self) -> Self {
-        self.map(|word| word >> 32)
+        Array(self).each(|word| word >> 32).0
     }
     #[inline(always)]
     fn with_upper_halves(self, upper: Self) -> Self {
-        from_fn(|i| self[i] & 0xffff_ffff | upper[i] << 32)
+        Array(self).with(Array(upper), |word, upper| word & 0xffff_ffff | upper << 32).0
     }
 }
 
@@ -422,17 +427,38 @@ pub(super) fn sum_of_long_terms<V: Lanes>(
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Array<T, const N: usize>(pub [T; N]);
 
+impl<T: Copy, const N: usize> Array<T, N> {
+    /// f of each lane. A plain loop: what [`std::array::from_fn`] comes to is many times the code, in each of the many places where
+    /// this is compiled.
+    #[inline]
+    pub fn each<U: Copy + Default>(self, f: impl Fn(T) -> U) -> Array<U, N> {
+        self.with(self, |x, _| f(x))
+    }
+
+    /// f of each lane and the other's.
+    #[inline]
+    pub fn with<O: Copy, U: Copy + Default>(self, other: Array<O, N>, f: impl Fn(T, O) -> U) -> Array<U, N> {
+        let mut items = [U::default(); N];
+        let mut i = 0;
+        while i < N {
+            items[i] = f(self.0[i], other.0[i]);
+            i += 1;
+        }
+        Array(items)
+    }
+}
+
 impl<T: Copy + Default, const N: usize> Pack for Array<T, N> {
     type Item = T;
     const COUNT: usize = N;
 
-    #[inline(always)]
+    #[inline]
     unsafe fn load(from: *const T) -> Self {
         // SAFETY: N readable items, by the caller's promise.
         Self(unsafe { from.cast::<[T; N]>().read_unaligned() })
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn load_part(from: *const T, count: usize) -> Self {
         let mut items = [T::default(); N];
         // SAFETY: `count` readable items, by the caller's promise, and room for N ≥ count.
@@ -440,13 +466,13 @@ impl<T: Copy + Default, const N: usize> Pack for Array<T, N> {
         Self(items)
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn store(self, to: *mut T) {
         // SAFETY: N writable items, by the caller's promise.
         unsafe { to.cast::<[T; N]>().write_unaligned(self.0) }
     }
 
-    #[inline(always)]
+    #[inline]
     unsafe fn store_part(self, to: *mut T, count: usize) {
         // SAFETY: `count` writable items, by the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(self.0.as_ptr(), to, count) }
@@ -455,11 +481,11 @@ impl<T: Copy + Default, const N: usize> Pack for Array<T, N> {
 
 macro_rules! operator {
     ($Trait:ident, $method:ident) => {
-        impl<R: Real, const N: usize> $Trait for Array<R, N> {
+        impl<R: Real + Default, const N: usize> $Trait for Array<R, N> {
             type Output = Self;
-            #[inline(always)]
+            #[inline]
             fn $method(self, other: Self) -> Self {
-                Self(from_fn(|i| self.0[i].$method(other.0[i])))
+                self.with(other, |x, y| x.$method(y))
             }
         }
     };
@@ -474,31 +500,31 @@ macro_rules! portable_lanes {
         impl<const N: usize> Number for Array<$real, N> {
             type Real = $real;
 
-            #[inline(always)]
+            #[inline]
             fn splat(x: $real) -> Self {
                 Self([x; N])
             }
-            #[inline(always)]
+            #[inline]
             fn or_greater(self, max: Self) -> Self {
-                Self(from_fn(|i| self.0[i].or_greater(max.0[i])))
+                self.with(max, |x, max| x.or_greater(max))
             }
-            #[inline(always)]
+            #[inline]
             fn at_most(self, limit: Self) -> Self {
-                Self(from_fn(|i| self.0[i].at_most(limit.0[i])))
+                self.with(limit, |x, limit| x.at_most(limit))
             }
-            #[inline(always)]
+            #[inline]
             fn nan_to_zero(self) -> Self {
-                Self(self.0.map(Number::nan_to_zero))
+                self.each(|x| x.nan_to_zero())
             }
-            #[inline(always)]
+            #[inline]
             fn exp(self) -> Self {
                 $exp(self)
             }
-            #[inline(always)]
+            #[inline]
             fn tanh(self) -> Self {
                 $tanh(self)
             }
-            #[inline(always)]
+            #[inline]
             fn differs(self, other: Self) -> bool {
                 self.0 != other.0
             }
@@ -510,27 +536,37 @@ macro_rules! portable_lanes {
             const UNROLLED: bool = false;
             const MASKS_BYTES: bool = false;
 
-            #[inline(always)]
+            #[inline]
             fn scaled_exp(self) -> Self {
                 $scaled_exp(self)
             }
-            #[inline(always)]
+            #[inline]
             fn mul_add(self, a: Self, b: Self) -> Self {
                 if Self::FUSED {
-                    Self(from_fn(|i| self.0[i].mul_add(a.0[i], b.0[i])))
+                    self.with(a, |x, a| (x, a)).with(b, |(x, a), b| x.mul_add(a, b))
                 } else {
                     self * a + b
                 }
             }
-            #[inline(always)]
-            fn keep(self, count: usize, rest: $real) -> Self {
-                Self(from_fn(|i| if i < count { self.0[i] } else { rest }))
+            #[inline]
+            fn keep(mut self, count: usize, rest: $real) -> Self {
+                let mut i = 0;
+                while i < N {
+                    self.0[i] = if i < count { self.0[i] } else { rest };
+                    i += 1;
+                }
+                self
             }
-            #[inline(always)]
+            #[inline]
             fn max_across(self) -> $real {
-                self.0.into_iter().fold($real::NEG_INFINITY, |max, x| x.or_greater(max))
+                let (mut max, mut i) = ($real::NEG_INFINITY, 0);
+                while i < N {
+                    max = self.0[i].or_greater(max);
+                    i += 1;
+                }
+                max
             }
-            #[inline(always)]
+            #[inline]
             fn sum_across(mut self) -> $real {
                 let mut half = N / 2;
                 while half > 0 {
@@ -541,23 +577,24 @@ macro_rules! portable_lanes {
                 }
                 self.0[0]
             }
-            #[inline(always)]
+            #[inline]
             fn abs(self) -> Self {
-                Self(self.0.map($real::abs))
+                self.each(|x| x.abs())
             }
-            #[inline(always)]
+            #[inline]
             fn with_sign_of(self, sign: Self) -> Self {
-                Self(from_fn(|i| self.0[i].copysign(sign.0[i])))
+                self.with(sign, |x, sign| x.copysign(sign))
             }
-            #[inline(always)]
+            #[inline]
             fn if_less(self, than: Self, yes: Self, no: Self) -> Self {
-                Self(from_fn(|i| if self.0[i] < than.0[i] { yes.0[i] } else { no.0[i] }))
+                let less = self.with(than, |x, than| x < than);
+                less.with(yes.with(no, |yes, no| (yes, no)), |less, (yes, no)| if less { yes } else { no })
             }
-            #[inline(always)]
+            #[inline]
             unsafe fn where_kept(self, keep: *const u8, rest: $real) -> Self {
                 // SAFETY: N readable bytes, by the caller's promise.
                 let keep = unsafe { keep.cast::<[u8; N]>().read_unaligned() };
-                Self(from_fn(|i| if keep[i] != 0 { self.0[i] } else { rest }))
+                self.with(Array(keep), |x, keep| if keep != 0 { x } else { rest })
             }
         }
 
@@ -565,10 +602,10 @@ macro_rules! portable_lanes {
             const FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
             const STEPS: u32 = 1;
 
-            #[inline(always)]
+            #[inline]
             fn power(self) -> Self {
                 const MANTISSA: u32 = $real::MANTISSA_DIGITS - 1;
-                Self(self.0.map(|x| $real::from_bits(x.to_bits() << MANTISSA)))
+                self.each(|x| $real::from_bits(x.to_bits() << MANTISSA))
             }
         }
     };

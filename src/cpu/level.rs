@@ -45,28 +45,41 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn f16_to_f32(x: Self::U16) -> Self::F32 {
-        Array(x.0.map(|bits| f16::from_bits(bits).to_f32_const()))
+        widened(x)
     }
     #[inline(always)]
     fn f32_to_f16(x: Self::F32) -> Self::U16 {
-        Array(x.0.map(|x| f16::from_f32_const(x).to_bits()))
+        narrowed(x)
     }
     #[inline(always)]
     fn bf16_to_f32(x: Self::U16) -> Self::F32 {
-        Array(x.0.map(|bits| f32::from_bits((bits as u32) << 16)))
+        x.each(|bits| f32::from_bits((bits as u32) << 16))
     }
     #[inline(always)]
     fn f32_to_bf16(x: Self::F32) -> Self::U16 {
-        Array(x.0.map(|x| bf16::from_f32_const(x).to_bits()))
+        x.each(|x| bf16::from_f32_const(x).to_bits())
     }
     const PREFETCHES: bool = false;
 
     #[inline(always)]
     fn prefetch<T>(_: *const T) {}
-    #[inline(always)]
+    /// Once in the program for each `f`, as for the other levels.
+    #[inline(never)]
     unsafe fn enter<R>(f: impl FnOnce() -> R) -> R {
         f()
     }
+}
+
+/// f16s as f32s. Called, since it is long and there are many places that do.
+#[inline(never)]
+fn widened(x: Array<u16, 8>) -> Array<f32, 8> {
+    x.each(|bits| f16::from_bits(bits).to_f32_const())
+}
+
+/// The nearest f16s.
+#[inline(never)]
+fn narrowed(x: Array<f32, 8>) -> Array<u16, 8> {
+    x.each(|x| f16::from_f32_const(x).to_bits())
 }
 
 /// Work that is written once for all levels.

@@ -82,9 +82,22 @@ fn keep_of<W: Words>([a, b]: [W; 2], threshold: u32, keep: &mut [u8]) {
 }
 
 /// Whether each of the elements `start..start + len` of a line is kept, as bytes 0 and 1 in `keep`; answers where in `keep`
-/// the first one's is.
+/// the first one's is. In a function of its own, as what follows: it is long, and there are many places that call it.
+///
+/// # Safety
+/// The CPU has the instructions of `S`.
+pub(super) unsafe fn along<S: Simd>(dropout: Dropout, line: usize, start: usize, len: usize, keep: &mut [u8]) -> usize {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        S::enter(
+            #[inline(always)]
+            || along_inside::<S>(dropout, line, start, len, keep),
+        )
+    }
+}
+
 #[inline(always)]
-pub(super) fn along<S: Simd>(dropout: Dropout, line: usize, start: usize, len: usize, keep: &mut [u8]) -> usize {
+fn along_inside<S: Simd>(dropout: Dropout, line: usize, start: usize, len: usize, keep: &mut [u8]) -> usize {
     let (first, skipped) = (start / PER_COUNTER, start % PER_COUNTER);
     let groups = (skipped + len).div_ceil(GROUP);
     let counters = |group: usize| counters_along(line, first + group * AT_ONCE);
@@ -106,14 +119,27 @@ pub(super) fn along<S: Simd>(dropout: Dropout, line: usize, start: usize, len: u
 }
 
 /// The same for all elements of `count` lines, each of which has [`room`] in `keep`.
+///
+/// # Safety
+/// As of that.
+pub(super) unsafe fn along_each<S: Simd>(dropout: Dropout, first: usize, count: usize, len: usize, keep: &mut [u8]) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        S::enter(
+            #[inline(always)]
+            || along_each_inside::<S>(dropout, first, count, len, keep),
+        )
+    }
+}
+
 #[inline(always)]
-pub(super) fn along_each<S: Simd>(dropout: Dropout, first: usize, count: usize, len: usize, keep: &mut [u8]) {
+fn along_each_inside<S: Simd>(dropout: Dropout, first: usize, count: usize, len: usize, keep: &mut [u8]) {
     let mut lines = (first..first + count).zip(keep.chunks_exact_mut(room(len)));
     while let Some((line, keep)) = lines.next() {
         // Groups of one line are worked on in turn where it has several.
         let next = if len <= GROUP { lines.next() } else { None };
         let Some((next, next_keep)) = next else {
-            along::<S>(dropout, line, 0, len, keep);
+            along_inside::<S>(dropout, line, 0, len, keep);
             continue;
         };
         let counters = [counters_along(line, 0), counters_along(next, 0)];
@@ -125,8 +151,27 @@ pub(super) fn along_each<S: Simd>(dropout: Dropout, first: usize, count: usize, 
 
 /// The same for elements `8 · group` to `8 · group + 7` of `count` lines side by side from `line` on: that of element i of the
 /// group in `keep[i]`.
+///
+/// # Safety
+/// As of those.
+pub(super) unsafe fn across<S: Simd, const N: usize>(
+    dropout: Dropout,
+    group: usize,
+    line: usize,
+    count: usize,
+    keep: &mut [[u8; N]; PER_COUNTER],
+) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        S::enter(
+            #[inline(always)]
+            || across_inside::<S, N>(dropout, group, line, count, keep),
+        )
+    }
+}
+
 #[inline(always)]
-pub(super) fn across<S: Simd, const N: usize>(
+fn across_inside<S: Simd, const N: usize>(
     dropout: Dropout,
     group: usize,
     line: usize,
@@ -152,7 +197,8 @@ pub(crate) fn dropout_keeps(dropout: Dropout, lines: Lines) -> Vec<u8> {
     let mut keeps = vec![0; lines.elem_count()];
     let mut line_keeps = vec![0; room(lines.len)];
     for line in 0..lines.count() {
-        let at = along::<Portable>(dropout, line, 0, lines.len, &mut line_keeps);
+        // SAFETY: every CPU has these.
+        let at = unsafe { along::<Portable>(dropout, line, 0, lines.len, &mut line_keeps) };
         let first = line / lines.inner * lines.inner * lines.len + line % lines.inner;
         for (j, keep) in line_keeps[at..at + lines.len].iter().enumerate() {
             keeps[first + j * lines.inner] = *keep;
@@ -205,13 +251,13 @@ mod tests {
             for (line, start, len) in [(0, 0, 200), (7, 3, 61), (5_000_000_000, 1021, 9)] {
                 let mut keep = vec![7; room(len)];
                 // SAFETY: as above.
-                let at = unsafe { S::enter(|| along::<S>(dropout, line, start, len, &mut keep)) };
+                let at = unsafe { along::<S>(dropout, line, start, len, &mut keep) };
                 for i in 0..len {
                     assert_eq!(keep[at + i], u8::from(kept(line, start + i)), "line {line}, element {}", start + i);
                 }
                 let mut keeps = vec![7; 3 * room(len)];
                 // SAFETY: as above.
-                unsafe { S::enter(|| along_each::<S>(dropout, line, 3, len, &mut keeps)) };
+                unsafe { along_each::<S>(dropout, line, 3, len, &mut keeps) };
                 for (i, keep) in keeps.chunks_exact(room(len)).enumerate() {
                     for (j, &keep) in keep[..len].iter().enumerate() {
                         assert_eq!(keep, u8::from(kept(line + i, j)), "line {}, element {j}", line + i);
@@ -219,7 +265,7 @@ mod tests {
                 }
                 let mut keep = [[7; 67]; PER_COUNTER];
                 // SAFETY: as above.
-                unsafe { S::enter(|| across::<S, 67>(dropout, start / 8, line, 61, &mut keep)) };
+                unsafe { across::<S, 67>(dropout, start / 8, line, 61, &mut keep) };
                 for (i, keep) in keep.iter().enumerate() {
                     for (l, &keep) in keep[..61].iter().enumerate() {
                         assert_eq!(keep, u8::from(kept(line + l, start / 8 * 8 + i)), "line {}", line + l);

@@ -689,6 +689,24 @@ impl Words for U64x8 {
     }
 }
 
+/// What [`Simd::enter`] calls. A method of the closure, since the compiler works on modules side by side, and takes a method to that
+/// of its type.
+trait Enter<R> {
+    unsafe fn with_avx2(self) -> R;
+    unsafe fn with_avx512(self) -> R;
+}
+
+impl<R, F: FnOnce() -> R> Enter<R> for F {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn with_avx2(self) -> R {
+        self()
+    }
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn with_avx512(self) -> R {
+        self()
+    }
+}
+
 impl Simd for Avx2 {
     type F32 = F32x8;
     type F64 = F64x4;
@@ -729,12 +747,8 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn enter<R>(f: impl FnOnce() -> R) -> R {
-        #[target_feature(enable = "avx2,fma,f16c")]
-        unsafe fn inside<R>(f: impl FnOnce() -> R) -> R {
-            f()
-        }
         // SAFETY: the CPU has them, by the caller's promise.
-        unsafe { inside(f) }
+        unsafe { f.with_avx2() }
     }
 }
 
@@ -777,11 +791,7 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn enter<R>(f: impl FnOnce() -> R) -> R {
-        #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-        unsafe fn inside<R>(f: impl FnOnce() -> R) -> R {
-            f()
-        }
         // SAFETY: the CPU has them, by the caller's promise.
-        unsafe { inside(f) }
+        unsafe { f.with_avx512() }
     }
 }

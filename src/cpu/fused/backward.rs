@@ -235,7 +235,9 @@ impl<T: Element> BackwardRows<'_, T> {
         let [reference, lowest, zero] = [reference, T::Real::LOWEST, T::Real::ZERO].map(T::Lanes::<S>::splat);
         let (mut sums, mut dots) = (CompensatedSum::zero(), CompensatedSum::zero());
         for run in runs {
-            let keep = keep_along::<S, T>(&self.0.call, line.number, run.scores - line.place.scores, run.len, kept);
+            let start = run.scores - line.place.scores;
+            // SAFETY: as promised by the caller.
+            let keep = unsafe { keep_along::<S, T>(&self.0.call, line.number, start, run.len, kept) };
             let mut dot = zero;
             // SAFETY: as promised by the caller.
             let sum = unsafe {
@@ -282,9 +284,9 @@ impl<S: Simd, T: Element> Pass<S> for BackwardRows<'_, T> {
         let log = call.is_log();
         let mut sums = Weighted::empty(!log);
         for (start, len) in blocks::<T::Lanes<S>>(call.keys(place.query, &range)) {
-            let keep = keep_along::<S, T>(call, line, start, len, &mut kept);
             // SAFETY of the block: `z` and `g` have room for a block; the rest by the caller's promise.
             unsafe {
+                let keep = keep_along::<S, T>(call, line, start, len, &mut kept);
                 let max = call.logits_along::<S>(&place, start, len, z);
                 let reference = T::Lanes::<S>::splat(sums.grow(max));
                 let mut dot = T::Lanes::<S>::splat(T::Real::ZERO);

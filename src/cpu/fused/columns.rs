@@ -110,10 +110,14 @@ impl<'a, T: Element> Side<'a, T> {
     }
 
     /// Which elements are kept of the group of rows that `j` is one of: those of row `i` of the group in `kept[i]`.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
     #[inline(always)]
-    pub(super) fn keep<S: Simd>(&self, j: usize, kept: &mut [[u8; ROW]; PER_COUNTER]) {
+    pub(super) unsafe fn keep<S: Simd>(&self, j: usize, kept: &mut [[u8; ROW]; PER_COUNTER]) {
         if let Some(dropout) = self.call.options.dropout {
-            random::across::<S, ROW>(dropout, j / PER_COUNTER, self.line, self.strip.width, kept);
+            // SAFETY: as promised by the caller.
+            unsafe { random::across::<S, ROW>(dropout, j / PER_COUNTER, self.line, self.strip.width, kept) };
         }
     }
 

@@ -412,8 +412,11 @@ pub(super) fn with_sink<R: Real>(mut state: SoftmaxState<R>, sink: Option<R>) ->
 pub(super) type Kept = [u8; random::room(MAX_BLOCK)];
 
 /// The elements of a block that dropout keeps.
+///
+/// # Safety
+/// The CPU has the instructions of `S`.
 #[inline(always)]
-pub(super) fn keep_along<S: Simd, T: Element>(
+pub(super) unsafe fn keep_along<S: Simd, T: Element>(
     call: &Call<T>,
     line: usize,
     start: usize,
@@ -422,7 +425,8 @@ pub(super) fn keep_along<S: Simd, T: Element>(
 ) -> Option<*const u8> {
     // Not by a closure, which would not always be inlined, and not be made of vectors then.
     let dropout = call.options.dropout?;
-    let at = random::along::<S>(dropout, line, start, len, kept);
+    // SAFETY: as promised by the caller.
+    let at = unsafe { random::along::<S>(dropout, line, start, len, kept) };
     Some(kept[at..].as_ptr())
 }
 

@@ -506,7 +506,8 @@ impl<T: Element> Batches<T> for Sources<'_, T> {
     #[inline(always)]
     unsafe fn keep<S: Simd>(&mut self, first: usize, count: usize) -> (*const u8, usize) {
         if let Some(dropout) = self.call.options.dropout {
-            random::along_each::<S>(dropout, self.first + first, count, self.len, &mut self.kept);
+            // SAFETY: as promised by the caller.
+            unsafe { random::along_each::<S>(dropout, self.first + first, count, self.len, &mut self.kept) };
         }
         (self.kept.as_ptr(), random::room(self.len))
     }
