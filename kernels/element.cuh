@@ -72,16 +72,19 @@ struct HalfElement {
 // relative to it have in common. From 2^20 on that would be too much, but elements of half precision are equal there or so far apart that
 // they need not be scaled.
 struct RelativeExponential {
+    static constexpr float GREAT = 1 << 20;
     float factor, shift;
 
     RelativeExponential() = default;
     __device__ __forceinline__ explicit RelativeExponential(float reference)
-        : factor(fabsf(reference) < float(1 << 20) ? 1.44269504f : 1.0f),
+        : factor(fabsf(reference) < GREAT ? 1.44269504f : 1.0f),
           shift(HalfElement::LOG2_EXP_SCALE - reference * factor) {}
     __device__ __forceinline__ float operator()(float x) const { return flushed_power_of_two(fmaf(x, factor, shift)); }
-    // What it divides exp(x) by is 2 to this: exactly, but for references that are equal or far apart, too.
+    // What it divides exp(x) by is 2 to this. Of great references, which are equal or far apart, only the order is kept: their product
+    // with log2 e may be no number.
     __device__ __forceinline__ float exponent() const {
-        return factor == 1.0f ? (HalfElement::LOG2_EXP_SCALE - shift) * 1.44269504f : -shift;
+        const float reference = HalfElement::LOG2_EXP_SCALE - shift;
+        return factor == 1.0f ? reference + copysignf(0.44269504f * GREAT, reference) : -shift;
     }
 };
 
@@ -124,6 +127,15 @@ template <typename T>
 using Real = typename Element<T>::Real;
 template <typename T>
 using Unit = typename Element<T>::Unit;
+
+// exp(x - reference) times EXP_SCALE, where no common factor may be lost.
+template <typename T>
+struct ExactExponential {
+    Real<T> reference;
+
+    __device__ __forceinline__ explicit ExactExponential(Real<T> reference) : reference(reference) {}
+    __device__ __forceinline__ Real<T> operator()(Real<T> x) const { return Element<T>::exponential(x - reference); }
+};
 
 // What takes the factor out of a sum of exponentials, exactly.
 template <typename T>

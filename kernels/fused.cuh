@@ -119,8 +119,8 @@ __device__ __noinline__ double hyperbolic_tangent(double x) { return tanh(x); }
 // Before the bias
 template <typename R>
 __device__ __forceinline__ R capped(const Fused<R>& call, R score) {
-    const R x = score * call.scale;
-    return call.cap > R(0) ? call.cap * hyperbolic_tangent(x * call.inverse_cap) : x;
+    const R x = product(score, call.scale);
+    return call.cap > R(0) ? product(call.cap, hyperbolic_tangent(x * call.inverse_cap)) : x;
 }
 
 // What a gradient of capped(score) is to be multiplied with.
@@ -248,15 +248,7 @@ __device__ __forceinline__ void store_as(const Access& access, O* to, const R (&
 #pragma unroll
             for (int i = 0; i < PIECE; i++) to[from + i] = rounded_to<O>(values[from + i]);
         } else {
-            constexpr int PER_UNIT = Element<O>::PER_UNIT;
-            Pack<O, PIECE> pack;
-#pragma unroll
-            for (int u = 0; u < PIECE / PER_UNIT; u++) {
-                Real<O> unit[PER_UNIT];
-#pragma unroll
-                for (int i = 0; i < PER_UNIT; i++) unit[i] = static_cast<Real<O>>(values[from + u * PER_UNIT + i]);
-                pack.units[u] = Element<O>::to_unit(unit);
-            }
+            const auto pack = pack_of<O, PIECE>([&](int i) { return static_cast<Real<O>>(values[from + i]); });
             access.store(reinterpret_cast<Pack<O, PIECE>*>(to + from), pack);
         }
     }
@@ -276,13 +268,6 @@ __device__ __forceinline__ void store_result(const Access& access, const Fused<R
 
 // ---- The line in registers ---------------------------------------------------------------------------------------------
 
-// Of a float in fewer instructions than a division, and as exact but where it is 0 or infinite
-__device__ __forceinline__ float reciprocal(float x) {
-    const float y = __fdividef(1.0f, x);
-    return fmaf(y, fmaf(-x, y, 1.0f), y);
-}
-__device__ __forceinline__ double reciprocal(double x) { return 1.0 / x; }
-
 // exp(x - max) of the elements x of a part of a line with this maximum, times 1 / unscale. Of floats one multiplication and
 // addition gives the exponent for base 2: the maximum times log2(e) is rounded for all elements alike, which `unscale`, from
 // the maximum's own exponential, makes up for; log2(e) is rounded too, which is another base by 1.3e-8; and the exponent
@@ -300,8 +285,7 @@ struct Exponential {
             reference = none ? R(0) : max;
             factor = unscale = R(1);
         } else {
-            // Of numbers whose product with log2(e) may overflow, neighbours differ by so much that any factor will do.
-            factor = fabsf(max) > 1e38f && !none ? 0x1p-64f : 1.44269504f;
+            factor = is_great(max) ? 1.0f : 1.44269504f;
             reference = (none ? R(0) : product(max, factor)) - Element<T>::LOG2_EXP_SCALE;
             unscale = none ? R(1) : flushed_power_of_two(fmaf(max, -factor, reference));
             halve();
@@ -309,12 +293,19 @@ struct Exponential {
     }
     // Of scale * x, with a scale above 0. Where even the greatest is beyond the numbers, there is no result.
     __device__ __forceinline__ Exponential(float max, float scale) {
-        const float logit = max * scale;
+        const float logit = product(max, scale);
         const bool none = logit == negative_infinity<float>();
-        factor = scale * (fabsf(logit) > 1e38f && !none ? 0x1p-64f : 1.44269504f);
-        reference = (none ? 0.0f : isinf(logit) ? logit : product(max, factor)) - Element<T>::LOG2_EXP_SCALE;
+        factor = is_great(logit) ? power_over(max) : scale * 1.44269504f;
+        reference = (none ? 0.0f : product(max, factor)) - Element<T>::LOG2_EXP_SCALE;
         unscale = none ? 1.0f : flushed_power_of_two(fmaf(max, -factor, reference));
         halve();
+    }
+    // Whether the product would round away more than 2^unscale can make up for. Floats differ by so much there that only those equal to the
+    // maximum count, by any factor with which its product is exact, …
+    static __device__ __forceinline__ bool is_great(float max) { return !(fabsf(max) < 0x1.4p30f); }
+    // … such as a power of two by which it becomes 2^32 to 2^33, and what is less than it is so by 2^8 or more.
+    static __device__ __forceinline__ float power_over(float max) {
+        return __uint_as_float((2 * 127 + 32u << 23) - (__float_as_uint(max) & 0x7f800000u));
     }
     __device__ __forceinline__ void halve() {
         if (SQUARED) factor *= R(0.5), reference *= R(0.5);
@@ -516,7 +507,7 @@ struct HeldScores : HeldPlaces<COUNT / SIZE, SIZE, STEP, WINDOW> {
     R scale;
 
     __device__ __forceinline__ Exponential<T> exponential(R max) const { return Exponential<T>(max, scale); }
-    __device__ __forceinline__ R logit(R score) const { return score * scale; }
+    __device__ __forceinline__ R logit(R score) const { return product(score, scale); }
     __device__ __forceinline__ R score(int k, int i) const {
         return Element<T>::of_unit(packs[k].units[i / Element<T>::PER_UNIT], i % Element<T>::PER_UNIT);
     }

@@ -486,7 +486,7 @@ struct TileScores : TilePlaces<T, WORDS, FEW> {
     Unit<T> held[WORDS + 1];  // and the ends
 
     __device__ __forceinline__ Exponential<T> exponential(R max) const { return Exponential<T>(max, scale); }
-    __device__ __forceinline__ R logit(R score) const { return score * scale; }
+    __device__ __forceinline__ R logit(R score) const { return product(score, scale); }
 
     // While the scores come: the bits of those that a mask keeps.
     __device__ __forceinline__ void prepare(const Fused<R>& call, const Place& place) {

@@ -221,14 +221,7 @@ struct WarpLogits {
         __syncwarp();
         if (in_packs()) {
             each(SIZE, [&](int place, int i) {
-                Pack<T, SIZE> pack;
-#pragma unroll
-                for (int u = 0; u < Pack<T, SIZE>::UNITS; u++) {
-                    R of_unit[PER_UNIT];
-#pragma unroll
-                    for (int k = 0; k < PER_UNIT; k++) of_unit[k] = shared[place + u * PER_UNIT + k];
-                    pack.units[u] = Element<T>::to_unit(of_unit);
-                }
+                const auto pack = pack_of<T, SIZE>([&](int k) { return shared[place + k]; });
                 store_streaming(reinterpret_cast<Pack<T, SIZE>*>(y + i), pack);
             });
         } else {

@@ -14,7 +14,8 @@
 constexpr int SHARED_THREADS = 640, SHARED_WARPS = SHARED_THREADS / 32, SHARED_KEPT = 3;
 constexpr int SHARED_BLOCKS = 2, MAX_SHARED_CHUNKS = 24, SAMPLE_PACKS = 4 * 32;
 
-__device__ __forceinline__ float reciprocal(float x) {
+// Within 1 ulp
+__device__ __forceinline__ float quick_reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
@@ -213,7 +214,7 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
         }
         return;
     }
-    const float factor = reciprocal(total);
+    const float factor = quick_reciprocal(total);
 #pragma unroll
     for (int step = 0; step < SHARED_KEPT; step++) {
         float results[SIZE];

@@ -220,8 +220,9 @@ fn run(
     let (mask, _mask_read) = optional(&around.mask, extent(geometry.mask_step, |axis| axis.mask), &stream)?;
     let (sinks, _sinks_read) = optional(&around.sinks, extent(0, |axis| axis.sink), &stream)?;
     let tensors = Addresses { bias, mask, sinks, ..tensors };
-    // Elements are multiplied by a number above 0, or they are masked, …
-    let scaled = bias == 0 && options.softcap.is_none() && (options.scale as f32) > 0.0;
+    // Elements are multiplied by a number above 0, whose product with log2 e is one, too, or they are masked, …
+    let scale = options.scale as f32;
+    let scaled = bias == 0 && options.softcap.is_none() && scale > 0.0 && scale < 1e30;
     // … and what else the kernels that hold scores take.
     let whole = whole_packs(geometry, dtype.size_in_bytes(), tensors);
     let scores = match (backward, whole) {

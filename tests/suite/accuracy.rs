@@ -260,6 +260,7 @@ fn columns_that_begin_low() -> Result<()> {
             normal(len, 30.0, 3),
         ];
         lines.extend(others);
+        lines.extend(great_lines(len, dtype));
         // Neighbours are of different kinds, and each kind is in all places of a pack.
         let count = lines.len() | 1;
         lines.resize(count, vec![0.3; len]);
@@ -267,6 +268,56 @@ fn columns_that_begin_low() -> Result<()> {
         let xs = tensor(&numbers, (outer, len, inner), dtype, &gpu)?;
         for op in Op::ANY_DIM {
             check(op, &xs, 1)?;
+        }
+    }
+    Ok(())
+}
+
+/// Lines of numbers up to the greatest, of which nothing that is added to or multiplied with them may make an infinity or another number.
+fn great_lines(len: usize, dtype: DType) -> Vec<Vec<f64>> {
+    let greatest = match dtype {
+        DType::F16 => 65_504.0,
+        DType::BF16 => 255.0 * 2f64.powi(120),
+        DType::F32 => f64::from(f32::MAX),
+        _ => f64::MAX,
+    };
+    let in_turn = |numbers: &[f64]| (0..len).map(|i| numbers[i * 7 % len % numbers.len()]).collect::<Vec<_>>();
+    let mut lines = [&[1.0][..], &[-1.0], &[1.0, -1.0], &[1.0, 0.75, 0.5], &[-1.0, -0.75], &[0.0, -1.0]]
+        .map(|parts| in_turn(&parts.iter().map(|part| part * greatest).collect::<Vec<_>>()))
+        .to_vec();
+    if dtype != DType::F16 {
+        // About where one way of computing ends and the next begins
+        for power in [20, 30, 31, 40] {
+            let at = 2f64.powi(power);
+            lines.extend(
+                [1.0, -1.0].map(|sign| in_turn(&[sign * at, sign * at * (1.0 - 1.0 / 256.0), sign * at / 2.0])),
+            );
+        }
+    }
+    lines
+}
+
+#[test]
+fn great_numbers() -> Result<()> {
+    for len in [1, 16, 40, 100, 257, 1000, 3000, 5000, 20_000] {
+        for dtype in DTYPES {
+            let lines = great_lines(len, dtype);
+            let count = lines.len() * 8;
+            if !within_cap(count * len) {
+                continue;
+            }
+            let numbers: Vec<f64> = (0..count * len).map(|i| lines[i / len % lines.len()][i % len]).collect();
+            let side_by_side: Vec<f64> = (0..count * len).map(|i| lines[i % count % lines.len()][i / count]).collect();
+            for device in devices() {
+                let xs = tensor(&numbers, (count, len), dtype, &device)?;
+                for op in Op::ALL {
+                    check(op, &xs, 1)?;
+                }
+                let xs = tensor(&side_by_side, (1, len, count), dtype, &device)?;
+                for op in Op::ANY_DIM {
+                    check(op, &xs, 1)?;
+                }
+            }
         }
     }
     Ok(())

@@ -455,16 +455,27 @@ fn great_logits() -> Result<()> {
                 let scores = tensor(&numbers, (1, 2, lines / 2, len), dtype, &Device::Cpu)?;
                 let greatest = scores.max_keepdim(3)?;
                 // One of each line, but where rounding to bf16 has made several.
-                let ones = scores.broadcast_eq(&greatest)?.to_dtype(dtype)?;
-                let expected = values(&ones.broadcast_div(&ones.sum_keepdim(3)?)?)?;
-                // On the CPU: on a GPU a line of 4000 f32s is off.
-                let low = tensor(&[-3e38; 2], 2, dtype, &Device::Cpu)?;
-                for softmax in [Softmax::new(), Softmax::new().sinks(&low)] {
-                    let found = values(&softmax.scale(scale).forward(&scores)?)?;
-                    let is_off =
-                        |(found, expected): (&f64, &f64)| (found - expected).abs() > 1e-2 * expected || found.is_nan();
-                    let at = found.iter().zip(&expected).position(is_off);
-                    assert_eq!(at, None, "{:?} times {scale}, normal times {size:e}", scores.shape());
+                let ones = scores.broadcast_eq(&greatest)?.to_dtype(DType::F64)?;
+                let probabilities = ones.broadcast_div(&ones.sum_keepdim(3)?)?;
+                let weights = make(scores.dims(), 1.0, i as u64 + 7, dtype)?;
+                let weighted = (weights.to_dtype(DType::F64)? * &probabilities)?;
+                let gradient = ((&weighted - probabilities.broadcast_mul(&weighted.sum_keepdim(3)?)?)? * scale)?;
+                let is_off = |found: &Tensor, expected: &Tensor, margin: f64| {
+                    let (found, expected) = (values(found)?, values(expected)?);
+                    let off = |(f, e): (&f64, &f64)| (f - e).abs() > 1e-2 * e.abs() + margin || f.is_nan();
+                    Ok::<_, candle_core::Error>(found.iter().zip(&expected).position(off))
+                };
+                for device in devices() {
+                    let low = tensor(&[-3e38; 2], 2, dtype, &device)?;
+                    let (var, weights) = (Var::from_tensor(&to(&scores, &device)?)?, to(&weights, &device)?);
+                    for softmax in [Softmax::new(), Softmax::new().sinks(&low)] {
+                        let case = format!("{device:?} {:?} times {scale}, normal times {size:e}", scores.shape());
+                        let found = softmax.scale(scale).forward(&var)?;
+                        assert_eq!(is_off(&found, &probabilities, 0.0)?, None, "{case}");
+                        let gradients = (&found * &weights)?.sum_all()?.backward()?;
+                        let found = gradients.get(&var).expect("a gradient");
+                        assert_eq!(is_off(found, &gradient, 5e-3)?, None, "gradient: {case}");
+                    }
                 }
             }
         }
