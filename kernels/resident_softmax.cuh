@@ -132,14 +132,16 @@ __device__ __forceinline__ void resident_lines(const T* x, T* y, int len, int in
     if (LOG) max_of_warp();
     // What the parts of a line are merged by: their maxima or, but for logarithms, the exponents of what exponentials are relative to; -inf
     // where there was nothing else.
-    const auto part_max = [&](int c) {
-        return sum[c] == 0 ? negative_infinity<float>() : LOG ? element(max, c) : exponential[c].exponent();
-    };
+    float part_max[SIZE];
+#pragma unroll
+    for (int c = 0; c < SIZE; c++) {
+        part_max[c] = sum[c] == 0 ? negative_infinity<float>() : LOG ? element(max, c) : exponential[c].exponent();
+    }
     const auto weight = [](float d) { return LOG ? quick_exponential(d) : power_of_two(d); };
     if (lane < ACROSS) {
 #pragma unroll
         for (int c = 0; c < SIZE; c++) {
-            const float part = part_max(c);
+            const float part = part_max[c];
             // Rounded as the maximum's own exponential was in the sum
             const float of_part = LOG ? sum[c] / exponential[c](part_reference(part)) : sum[c] * unscale<T>();
             of_warp[warp * COLUMNS + column * SIZE + c] = {part, of_part};
@@ -181,7 +183,7 @@ __device__ __forceinline__ void resident_lines(const T* x, T* y, int len, int in
 #pragma unroll
     for (int c = 0; c < SIZE; c++) {
         const auto line = of_line[column * SIZE + c];
-        output[c] = Output<float>::of_weight(weight(part_max(c) - line.max), line, unscale<T>());
+        output[c] = Output<float>::of_weight(weight(part_max[c] - line.max), line, unscale<T>());
     }
     const auto store_results = [&](int k, const P& pack) {
         const auto results = pack_of<T, SIZE>([&](int c) {

@@ -72,6 +72,8 @@ struct Probability {
     static __device__ __forceinline__ Probability of_term(R part_max, Normalizer<R> line, R scale) {
         return of_weight(quick_exponential(part_max - line.max), line, scale);
     }
+    // Of exponentials whose sum this is, whatever they are relative to
+    static __device__ __forceinline__ Probability of_sum(R sum) { return Probability(reciprocal(sum)); }
     static __device__ __forceinline__ Probability of_weight(R weight, Normalizer<R> line, R scale) {
         return Probability(weight * line.sum * scale);
     }

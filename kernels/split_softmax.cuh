@@ -51,7 +51,7 @@ __device__ __forceinline__ void split_states(const T* x, Normalizer<Real<T>>* pa
             next.load(PlainAccess{}, x, y, total);
         }
         const R reference = state.grow(held.max());
-        state.add(held.template exponentiate<Probability<R>>(reference) * unscale<T>());
+        state.add(held.template exponentiate<Probability<R>>(ExactExponential<T>(reference)) * unscale<T>());
     }
     __shared__ Normalizer<R> of_warps[MAX_WARPS];
     const auto part = block_merge(state.template finish_part<T>(), of_warps);
@@ -81,8 +81,9 @@ __device__ __forceinline__ void split_apply(const T* x, const Normalizer<Real<T>
             next = line.tile(n - line.parts);
             next.load(PlainAccess{}, x, y, total);
         }
-        held.template exponentiate<Output<R>>(max);
-        held.store(StreamingAccess{}, y, max, output);
+        const ExactExponential<T> exponential(max);
+        held.template exponentiate<Output<R>>(exponential);
+        held.store(StreamingAccess{}, y, exponential, output);
     }
 }
 
