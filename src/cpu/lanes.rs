@@ -429,7 +429,7 @@ pub(crate) struct Array<T, const N: usize>(pub [T; N]);
 
 impl<T: Copy, const N: usize> Array<T, N> {
     /// f of each lane. A plain loop: what [`std::array::from_fn`] comes to is many times the code, in each of the many places where
-    /// this is compiled.
+    /// this is compiled. Inlined, as all but the exponentials are, when it is already in few instructions.
     #[inline]
     pub fn each<U: Copy + Default>(self, f: impl Fn(T) -> U) -> Array<U, N> {
         self.with(self, |x, _| f(x))
@@ -516,7 +516,7 @@ macro_rules! portable_lanes {
             fn nan_to_zero(self) -> Self {
                 self.each(|x| x.nan_to_zero())
             }
-            #[inline]
+            #[inline(always)]
             fn exp(self) -> Self {
                 $exp(self)
             }
@@ -536,7 +536,7 @@ macro_rules! portable_lanes {
             const UNROLLED: bool = false;
             const MASKS_BYTES: bool = false;
 
-            #[inline]
+            #[inline(always)]
             fn scaled_exp(self) -> Self {
                 $scaled_exp(self)
             }
