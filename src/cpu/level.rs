@@ -63,10 +63,44 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn prefetch<T>(_: *const T) {}
-    /// Once in the program for each `f`, as for the other levels.
-    #[inline(never)]
+    #[inline(always)]
     unsafe fn enter<R>(f: impl FnOnce() -> R) -> R {
-        f()
+        f.portably()
+    }
+}
+
+/// What [`Simd::enter`] calls: functions of their own, and methods of the closure, since the compiler works on modules side by side, and
+/// takes a method to that of its type.
+pub(super) trait Enter<R> {
+    fn portably(self) -> R;
+
+    /// # Safety
+    /// The CPU has them.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn with_avx2(self) -> R;
+
+    /// # Safety
+    /// The CPU has them.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn with_avx512(self) -> R;
+}
+
+impl<R, F: FnOnce() -> R> Enter<R> for F {
+    #[inline(never)]
+    fn portably(self) -> R {
+        self()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn with_avx2(self) -> R {
+        self()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn with_avx512(self) -> R {
+        self()
     }
 }
 

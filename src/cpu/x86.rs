@@ -8,7 +8,7 @@ use super::exp::{
     SCALED_STEPS, UNSCALE_F32, UNSCALE_F64,
 };
 use super::lanes::{of_each, some_bytes, Lanes, Pack, Powers, Scales, Words};
-use super::level::Simd;
+use super::level::{Enter, Simd};
 use crate::state::Number;
 use std::arch::x86_64::*;
 use std::ops::{Add, Div, Mul, Sub};
@@ -686,24 +686,6 @@ impl Words for U64x8 {
             }
         }
         kept
-    }
-}
-
-/// What [`Simd::enter`] calls. A method of the closure, since the compiler works on modules side by side, and takes a method to that
-/// of its type.
-trait Enter<R> {
-    unsafe fn with_avx2(self) -> R;
-    unsafe fn with_avx512(self) -> R;
-}
-
-impl<R, F: FnOnce() -> R> Enter<R> for F {
-    #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn with_avx2(self) -> R {
-        self()
-    }
-    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn with_avx512(self) -> R {
-        self()
     }
 }
 
