@@ -305,7 +305,7 @@ struct Exponential {
     static __device__ __forceinline__ bool is_great(float max) { return !(fabsf(max) < 0x1.4p30f); }
     // … such as a power of two by which it becomes 2^32 to 2^33, and what is less than it is so by 2^8 or more.
     static __device__ __forceinline__ float power_over(float max) {
-        return __uint_as_float((2 * 127 + 32u << 23) - (__float_as_uint(max) & 0x7f800000u));
+        return __uint_as_float(((2 * 127 + 32u) << 23) - (__float_as_uint(max) & 0x7f800000u));
     }
     __device__ __forceinline__ void halve() {
         if (SQUARED) factor *= R(0.5), reference *= R(0.5);

@@ -31,7 +31,7 @@ struct RegisterLine {
     static constexpr int PER_HELD = KEEPS ? 1 : PER_UNIT;
 
     Held x[COUNT / PER_HELD];
-    // The greatest of both halves of units, of those that are kept as numbers: of two at once.
+    // Whether maxima are found as the line is read, two elements at a time: of half precision that is kept as numbers.
     static constexpr bool COMPARES_UNITS = KEEPS && PER_UNIT == 2 && COMPARES_PAIRS;
     Unit<T> greatest;
     int64_t start;  // of the first pack, which may lie before the line
@@ -344,8 +344,7 @@ __device__ __forceinline__ void block_lines(bool streaming, const T* x, T* y, in
     }
     // Each warp's sum is relative to its own maximum, so that one exchange is enough.
     const R max = warp_group_reduce(held.max(), 32, [](R a, R b) { return greater(a, b); });
-    const R reference = part_reference(max);
-    const ExactExponential<T> exponential(reference);
+    const ExactExponential<T> exponential(part_reference(max));
     const R sum = warp_group_reduce(held.template exponentiate<Output<R>>(exponential), 32, [](R a, R b) { return a + b; });
     const auto whole = exchange.merge({max, sum * unscale<T>()});
     const auto output = Output<R>::of_part(max, whole, unscale<T>());
