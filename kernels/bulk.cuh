@@ -64,6 +64,13 @@ __device__ __forceinline__ void copy_box(void* to, const TensorMap& map, int x, 
                      shared_address(to)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&arrived)) : "memory");
 }
 
+// The same by a policy of the L2 cache.
+__device__ __forceinline__ void copy_box(void* to, const TensorMap& map, int x, int y, int z, ArrivalBarrier& arrived, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3, %4}], "
+                 "[%5], %6;" ::"r"(shared_address(to)), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&arrived)), "l"(policy)
+                 : "memory");
+}
+
 // Writes to where `to` lies in this block's shared memory, but of another block of the cluster, where it counts as arrived.
 __device__ __forceinline__ void send(unsigned block, Normalizer<float>* to, Normalizer<float> value, ArrivalBarrier& arrived) {
     asm volatile("{\n.reg .b32 there, barrier;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 barrier, %1, %2;\n"

@@ -69,12 +69,15 @@ struct ClusterExchange {
             ArrivalBarrier::announce();
             arrived.expect(bytes);
         }
-        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+        begin();
     }
+    // By all threads, once the barriers are there
+    static __device__ __forceinline__ void begin() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
     // A part of each warp
     static __device__ __forceinline__ void begin(ArrivalBarrier& arrived) {
         begin(arrived, blocks() * (blockDim.x / 32) * sizeof(Normalizer<R>));
     }
+    static __device__ __forceinline__ void arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
     static __device__ __forceinline__ void wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
     __device__ __forceinline__ int64_t line() const { return blockIdx.x / blocks(); }

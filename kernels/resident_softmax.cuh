@@ -1,8 +1,7 @@
 // Softmax of half precision along another dimension than the last, on Hopper, of a tensor that the multiprocessors hold all at once. A
-// block or two, each of which has a multiprocessor to itself, take a strip of neighbouring lines, 128 bytes wide, a run of rows each: the
-// first in registers, the others in shared memory. Each element is read once and written once, so the ceiling is a copy, but one
-// that reads all before it writes. Exponentials are taken of what has come, relative to the maximum of the rows in registers, so that a
-// thread needs nothing from others until it has all.
+// block or a cluster takes a strip of neighbouring lines, 128 bytes wide, a run of rows to each block, which the hardware copies into shared
+// memory box by box. Each element is read once and written once, so the ceiling is a copy, but one that reads all before it writes. Exponentials are
+// taken as boxes come, relative to the greatest of the line's first few rows, which all warps know: their sums need only be added.
 #pragma once
 #include "bulk.cuh"
 #include "exchange.cuh"
@@ -10,191 +9,215 @@
 #include "schedule.cuh"
 #include "start.cuh"
 
-// (4096, 4096) dim 0 bf16 on an H100 25.1 us; in six parts rather than 13 25.6, streaming stores, too, 26.8 (a copy 23.2). On an H200 20.35,
-// with exponentials of x minus a reference, of three instructions, 20.56 (a copy 17.0).
-constexpr int RESIDENT_THREADS = 512, RESIDENT_HELD = 6, RESIDENT_PARTS = 14, RESIDENT_STEPS = 2;
+// (64, 1000, 128) dim 1 bf16 on an H100: 8.3 us, by column_softmax, which has all before it takes exponentials, 10.1, a copy 6.1. With
+// boxes of 32 rows 9.8, of 128 8.5, with 32 warps 8.5, eight 8.8; packs of 8 bytes 8.5; a quarter of the exponentials by polynomials 8.8;
+// results written by the hardware, too, 9.1; rows that are read into registers instead 8.5 to 9.7.
+constexpr int RESIDENT_COLUMNS = 64, RESIDENT_WARPS = 16, RESIDENT_STEPS = 4, RESIDENT_BOX = RESIDENT_WARPS * RESIDENT_STEPS;
+constexpr int RESIDENT_SLOTS = 25, RESIDENT_FIRST = 4, RESIDENT_MERGES = 3;
 
-// Parts PART, …, PARTS - 1 of what this thread copies, each as soon as it has come.
-template <int PART, int PARTS, typename F>
-__device__ __forceinline__ void each_copied_part(const F& f) {
-    if constexpr (PART < PARTS) {
-        wait_for_packs<PARTS - 1 - PART>();
-        f(PART);
-        each_copied_part<PART + 1, PARTS>(f);
+// What the L2 cache is to keep: results, where it has no room for both tensors, and else what has been read.
+struct Policies {
+    uint64_t load, store;
+
+    __device__ __forceinline__ explicit Policies(bool streams) {
+        uint64_t first, normal;
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+        asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+        load = streams ? first : normal;
+        store = streams ? normal : first;
     }
-}
+    template <typename U>
+    __device__ __forceinline__ void store_unit(void* to, U unit) const {
+        asm volatile("st.global.L2::cache_hint.b32 [%0], %1, %2;" ::"l"(__cvta_generic_to_global(to)), "r"(bits_of(unit)), "l"(store) : "memory");
+    }
+};
 
-// Rows and both tensors begin at multiples of 16 bytes. `rows`: of a block. Shared memory: the packs that are not in registers, those of
-// a thread for itself, (warps + blocks + 1) x columns states, a barrier.
-template <typename T, template <typename> class Output>
-__device__ __forceinline__ void resident_lines(const T* x, T* y, int len, int inner, int rows) {
+// Rows and both tensors begin at multiples of 16 bytes. `rows`: of a block. There are slots in shared memory for their boxes; where that
+// has not enough, for up to HELD boxes more, the last boxes take the place of the first, which are kept in registers. Shared memory: the
+// slots, (warps + blocks + 1) x columns states, and a barrier for each box and merge.
+template <typename T, template <typename> class Output, int HELD>
+__device__ __forceinline__ void resident_lines(const TensorMap& map, const T* x, T* y, int len, int inner, int rows, int streams) {
     using Exchange = ClusterExchange<float>;
-    constexpr int SIZE = 8, COLUMNS = 64, ACROSS = COLUMNS / SIZE, DOWN = RESIDENT_THREADS / ACROSS, WARPS = RESIDENT_THREADS / 32;
-    constexpr int HELD = RESIDENT_HELD, ALIKE = RESIDENT_THREADS / COLUMNS;
     constexpr bool LOG = !Output<float>::OF_EXPONENTIAL;
-    using P = Pack<T, SIZE>;
-    extern __shared__ __align__(128) uint4 slots[];
-    const int blocks = Exchange::blocks(), rank = Exchange::rank();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = threadIdx.x % ACROSS, row = threadIdx.x / ACROSS;
-    const int steps = (rows + DOWN - 1) / DOWN, copied = steps > HELD ? steps - HELD : 0;
-    auto* of_warp = reinterpret_cast<Normalizer<float>*>(slots + copied * RESIDENT_THREADS);
-    auto* of_blocks = of_warp + WARPS * COLUMNS;
-    auto* of_line = of_blocks + blocks * COLUMNS;
-    auto& arrived = *reinterpret_cast<ArrivalBarrier*>(of_line + COLUMNS);
-    if (blocks > 1) Exchange::begin(arrived, blocks * COLUMNS * sizeof(Normalizer<float>));
-    const int per_row = (inner + COLUMNS - 1) / COLUMNS, strip = blockIdx.x / blocks, outer = strip / per_row;
-    const int first = (strip - outer * per_row) * COLUMNS + column * SIZE;
-    const int here = len - rank * rows;
-    const int mine = first < inner ? (here < rows ? here : rows) - row : 0;  // rows from the thread's first on
-    const int64_t start = (int64_t(outer) * len + rank * rows + row) * inner + first, jump = int64_t(DOWN) * inner;
-    x += start;
-    y += start;
-
-    // What is read makes room in the L2 cache for what is written.
-    const EitherAccess access(true);
+    constexpr int COLUMNS = RESIDENT_COLUMNS, WARPS = RESIDENT_WARPS, STEPS = RESIDENT_STEPS, BOX = RESIDENT_BOX;
+    using Row = Unit<T>[COLUMNS / 2];
+    using States = Normalizer<float>[COLUMNS];
+    extern __shared__ __align__(128) unsigned char resident_memory[];
+    const int blocks = Exchange::blocks(), rank = Exchange::rank(), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int boxes = (rows + BOX - 1) / BOX, slots = HELD > 0 ? RESIDENT_SLOTS : boxes, kept = boxes - slots;
+    auto* slot = reinterpret_cast<Row(*)[BOX]>(resident_memory);
+    auto* of_warps = reinterpret_cast<States*>(slot + slots);
+    auto* of_blocks = of_warps + WARPS;
+    auto& of_line = of_blocks[blocks];
+    auto* arrived = reinterpret_cast<ArrivalBarrier*>(of_blocks + blocks + 1);
+    auto* exchanged = arrived + boxes;
+    if (threadIdx.x == 0) {
+        for (int k = 0; k < boxes + RESIDENT_MERGES; k++) arrived[k].init();
+        ArrivalBarrier::announce();
+        for (int k = 0; k < RESIDENT_MERGES; k++) exchanged[k].expect(blocks * sizeof(States));
+    }
+    // No block may be sent anything before its barriers are there.
+    if (blocks > 1) Exchange::begin();
+    __syncthreads();
     wait_for_kernel_before(true);
-    P held[HELD];
-#pragma unroll
-    for (int k = 0; k < HELD; k++, x += jump) {
-        held[k] = no_pack<T, SIZE>();
-        access.load_if(k * DOWN < mine, held[k], x);
-    }
-    const auto slot = [&](int k) { return slots + (k - HELD) * RESIDENT_THREADS + threadIdx.x; };
-    const auto each_of_part = [&](int part, const auto& f) {
-#pragma unroll 1
-        for (int k = HELD + part * RESIDENT_STEPS; k < HELD + (part + 1) * RESIDENT_STEPS; k++) {
-            if (k * DOWN < mine) f(k);
-        }
-    };
-#pragma unroll
-    for (int part = 0; part < RESIDENT_PARTS; part++) {
-        each_of_part(part, [&](int k) {
-            copy_pack(slot(k), x, access.policy);
-            x += jump;
-        });
-        end_of_packs();
-    }
-    const auto pack_at = [&](int k) { return load(reinterpret_cast<const P*>(slot(k))); };
 
-    // Of each column, the exponentials of this warp, relative to what it saw first, and their sum; of logarithms the maximum, too.
-    RelativeExponential exponential[SIZE];
-    float sum[SIZE];
-    P max;
-    const auto grow = [&](const P& pack) {
-#pragma unroll
-        for (int u = 0; u < P::UNITS; u++) max.units[u] = greater(max.units[u], pack.units[u]);
+    const int strips = (inner + COLUMNS - 1) / COLUMNS, strip = blockIdx.x / blocks, outer = strip / strips;
+    const int first = (strip - outer * strips) * COLUMNS;
+    const Policies policies(streams);
+    const auto fetch = [&](int box) {
+        arrived[box].expect(BOX * sizeof(Row));
+        copy_box(slot[box < slots ? box : box - slots], map, first, rank * rows + box * BOX, outer, arrived[box], policies.load);
     };
-    const auto element = [](const P& pack, int c) { return Element<T>::of_unit(pack.units[c / 2], c % 2); };
-    const auto max_of_warp = [&] {
+    // Each thread takes a unit of two columns.
+    const bool inside = first + lane * 2 < inner;
+    const int64_t line = int64_t(outer) * len * inner + first + lane * 2;
+    const int here = len - rank * rows;
+    const int mine = (here < rows ? here : rows) - warp;  // rows from the warp's first on
+    Unit<T> top[RESIDENT_FIRST];
 #pragma unroll
-        for (auto& unit : max.units) {
-#pragma unroll
-            for (int mask = 16; mask >= ACROSS; mask /= 2) unit = greater(unit, __shfl_xor_sync(~0u, unit, mask));
-        }
-    };
-    const auto refer_to_max = [&] {
-        max_of_warp();
-#pragma unroll
-        for (int c = 0; c < SIZE; c++) exponential[c] = RelativeExponential(part_reference(element(max, c)));
-    };
-    max = held[0];
-#pragma unroll
-    for (int k = 1; k < HELD; k++) grow(held[k]);
-    refer_to_max();
-#pragma unroll 1
-    for (int attempt = 0;; attempt++) {
-        const auto take = [&](const P& pack) {
-            if (LOG) grow(pack);
-#pragma unroll
-            for (int c = 0; c < SIZE; c++) sum[c] += exponential[c](element(pack, c));
-        };
-#pragma unroll
-        for (auto& of_column : sum) of_column = 0;
-#pragma unroll
-        for (int k = 0; k < HELD; k++) take(held[k]);
-        each_copied_part<0, RESIDENT_PARTS>([&](int part) { each_of_part(part, [&](int k) { take(pack_at(k)); }); });
-        bool near = true;
-#pragma unroll
-        for (auto& of_column : sum) {
-#pragma unroll
-            for (int mask = 16; mask >= ACROSS; mask /= 2) of_column += __shfl_xor_sync(~0u, of_column, mask);
-            near = near && of_column >= 0.5f * HalfElement::EXP_SCALE && of_column < HalfElement::EXP_SCALE * float(1 << 20);
-        }
-        // The reference adds about 1. Where it was of nothing, or less than the maximum by 14 or more, which would cost bits of the
-        // exponents, the maximum itself is taken.
-        if (attempt > 0 || __all_sync(~0u, near || first >= inner)) break;
-#pragma unroll
-        for (int k = 0; k < HELD; k++) grow(held[k]);
-#pragma unroll 1
-        for (int k = HELD; k * DOWN < mine; k++) grow(pack_at(k));
-        refer_to_max();
+    for (int row = 0; row < RESIDENT_FIRST; row++) {
+        top[row] = no_elements<T>();
+        load_bits_if(inside && row < len, bits_of(top[row]), x + line + int64_t(row) * inner);
     }
-    if (LOG) max_of_warp();
-    // What the parts of a line are merged by: their maxima or, but for logarithms, the exponents of what exponentials are relative to; -inf
-    // where there was nothing else.
-    float part_max[SIZE];
-#pragma unroll
-    for (int c = 0; c < SIZE; c++) {
-        part_max[c] = sum[c] == 0 ? negative_infinity<float>() : LOG ? element(max, c) : exponential[c].exponent();
+    // Behind the first rows, which would wait for the boxes: (64, 1700, 128) dim 1 bf16 15.3 us on an H200, so 13.9. Two warps ask for
+    // them: (64, 1000, 128) 8.25 us on an H100, one 8.37, four 8.72.
+    if (warp < 2 && lane == 0) {
+        for (int box = warp; box < slots; box += 2) fetch(box);
     }
-    const auto weight = [](float d) { return LOG ? quick_exponential(d) : power_of_two(d); };
-    if (lane < ACROSS) {
+    Unit<T> max = top[0];
 #pragma unroll
-        for (int c = 0; c < SIZE; c++) {
-            const float part = part_max[c];
-            // Rounded as the maximum's own exponential was in the sum
-            const float of_part = LOG ? sum[c] / exponential[c](part_reference(part)) : sum[c] * unscale<T>();
-            of_warp[warp * COLUMNS + column * SIZE + c] = {part, of_part};
-        }
-    }
-    __syncthreads();
+    for (int row = 1; row < RESIDENT_FIRST; row++) max = greater(max, top[row]);
 
-    // Neighbouring threads merge the warps' parts of a column, and send them to all blocks.
-    {
-        static_assert(WARPS == 2 * ALIKE, "a thread merges two");
-        const int c = threadIdx.x / ALIKE, of = threadIdx.x % ALIKE;
-        const auto part = of_warp[of * COLUMNS + c], other = of_warp[(of + ALIKE) * COLUMNS + c];
-        const float max = warp_group_reduce(greater(part.max, other.max), ALIKE, [](float a, float b) { return greater(a, b); });
-        const float to = part_reference(max);
-        const float mine = part.sum * weight(part.max - to) + other.sum * weight(other.max - to);
-        const float sum = warp_group_reduce(mine, ALIKE, [](float a, float b) { return a + b; });
+    RelativeExponential exponential[2];
+    float sum[2];
+    const auto refer_to = [&](const float (&maxima)[2]) {
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            exponential[c] = RelativeExponential(part_reference(maxima[c]));
+            sum[c] = 0;
+        }
+    };
+    const auto grow = [&](Unit<T> unit) { max = greater(max, unit); };
+    const auto add = [&](Unit<T> unit) {
+        if (LOG) grow(unit);
+#pragma unroll
+        for (int c = 0; c < 2; c++) sum[c] += exponential[c](Element<T>::of_unit(unit, c));
+    };
+    // f(unit) for the thread's rows of a box, in order, all of which are read at once.
+    const auto each_of_box = [&](int box, const auto& f) {
+        const Row* from = slot[box < slots ? box : box - slots] + warp;
+        const int left = mine - box * BOX;
+        if (left > (STEPS - 1) * WARPS) {
+            Unit<T> units[STEPS];
+#pragma unroll
+            for (int k = 0; k < STEPS; k++) units[k] = from[k * WARPS][lane];
+#pragma unroll
+            for (int k = 0; k < STEPS; k++) f(units[k]);
+        } else {
+#pragma unroll
+            for (int k = 0; k < STEPS; k++) {
+                if (k * WARPS < left) f(from[k * WARPS][lane]);
+            }
+        }
+    };
+    // Of the boxes whose place others take, which are whole
+    Unit<T> held[HELD > 0 ? HELD * STEPS : 1];
+    const auto each_held = [&](const auto& f) {
+#pragma unroll
+        for (int k = 0; k < HELD * STEPS; k++) {
+            if (k < kept * STEPS) f(held[k]);
+        }
+    };
+    const auto each_row = [&](const auto& f) {
+        each_held(f);
+#pragma unroll 1
+        for (int box = kept; box < boxes; box++) each_of_box(box, f);
+    };
+    // Maxima of all warps and blocks, and their sums, a column to a thread. Whether all references were near enough to the maximum: they
+    // add about 1, and one that is less than the maximum by 55 (of logarithms 27) costs a relative 3e-6 (1e-6).
+    const auto merge = [&](int time) {
+        const float greatest[] = {Element<T>::of_unit(max, 0), Element<T>::of_unit(max, 1)};
+        reinterpret_cast<float4*>(of_warps[warp])[lane] = {greatest[0], sum[0], greatest[1], sum[1]};
+        __syncthreads();
         if (blocks > 1) {
+            if (time > 0) Exchange::arrive();  // what was sent here before has been read
             Exchange::wait();
-            if (of < blocks) send(of, of_blocks + rank * COLUMNS + c, Normalizer<float>{max, sum}, arrived);
-        } else if (of == 0) {
-            of_blocks[c] = {max, sum};
+        }
+        bool near = true;
+        if (threadIdx.x < COLUMNS) {
+            const auto merged = [&](const States* parts, int count) {
+                auto all = parts[0][threadIdx.x];
+#pragma unroll 16
+                for (int i = 1; i < count; i++) {
+                    if (LOG || time > 0) all.max = greater(all.max, parts[i][threadIdx.x].max);
+                    all.sum += parts[i][threadIdx.x].sum;
+                }
+                return all;
+            };
+            auto all = merged(of_warps, WARPS);
+            if (blocks > 1) {
+                for (int block = 0; block < blocks; block++) send(block, of_blocks[rank] + threadIdx.x, all, exchanged[time]);
+                exchanged[time].wait(0);
+                all = merged(of_blocks, blocks);
+            }
+            of_line[threadIdx.x] = all;
+            near = all.sum >= 0.5f * HalfElement::EXP_SCALE && all.sum < HalfElement::EXP_SCALE * (LOG ? 0x1p40f : 0x1p80f);
+        }
+        return __syncthreads_and(near);
+    };
+
+    refer_to({Element<T>::of_unit(max, 0), Element<T>::of_unit(max, 1)});
+    if constexpr (HELD > 0) {
+#pragma unroll
+        for (int box = 0; box < HELD; box++) {
+            if (box < kept) {
+                arrived[box].wait(0);
+#pragma unroll
+                for (int k = 0; k < STEPS; k++) held[box * STEPS + k] = slot[box][k * WARPS + warp][lane];
+            }
+        }
+        announce_to_copies();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (int box = slots; box < boxes; box++) fetch(box);
+        }
+        each_held(add);
+    }
+#pragma unroll 1
+    for (int box = kept; box < boxes; box++) {
+        arrived[box].wait(0);
+        each_of_box(box, add);
+    }
+    if (!merge(0)) {
+        // Once more, relative to the maximum itself.
+        each_row(grow);
+        merge(1);
+        refer_to({of_line[lane * 2].max, of_line[lane * 2 + 1].max});
+        each_row(add);
+        merge(2);
+    }
+    if (!inside) return;
+
+    Output<float> output[2];
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        auto state = of_line[lane * 2 + c];
+        if constexpr (LOG) {
+            // Rounded as the maximum's own exponential was in the sum
+            state.sum /= exponential[c](part_reference(state.max));
+            output[c] = Output<float>(state);
+        } else {
+            output[c] = Output<float>::of_sum(state.sum);
         }
     }
-    if (blocks > 1) arrived.wait(0);
-    else __syncthreads();
-    if (threadIdx.x < COLUMNS) {
-        const auto line = merge_column(of_blocks + threadIdx.x, blocks, COLUMNS, weight);
-        of_line[threadIdx.x] = {line.max, Output<float>::term(line)};
-    }
-    __syncthreads();
-
-    // What is to be computed again must not be kept from the first time.
-#pragma unroll
-    for (auto& pack : held) {
-#pragma unroll
-        for (auto& unit : pack.units) forget(unit);
-    }
-    Output<float> output[SIZE];
-#pragma unroll
-    for (int c = 0; c < SIZE; c++) {
-        const auto line = of_line[column * SIZE + c];
-        output[c] = Output<float>::of_weight(weight(part_max[c] - line.max), line, unscale<T>());
-    }
-    const auto store_results = [&](int k, const P& pack) {
-        const auto results = pack_of<T, SIZE>([&](int c) {
-            const float x = element(pack, c);
+    T* to = y + line + (int64_t(rank) * rows + warp) * inner;
+    const int64_t jump = int64_t(WARPS) * inner;
+    each_row([&](Unit<T> unit) {
+        const auto results = pack_of<T, 2>([&](int c) {
+            const float x = Element<T>::of_unit(unit, c);
             return output[c].of_kept(LOG ? x : exponential[c](x));
         });
-        if (k * DOWN < mine) store(reinterpret_cast<P*>(y), results);
-        y += jump;
-    };
-#pragma unroll
-    for (int k = 0; k < HELD; k++) store_results(k, held[k]);
-#pragma unroll 8
-    for (int k = HELD; k * DOWN < mine; k++) store_results(k, pack_at(k));
+        policies.store_unit(to, results.units[0]);
+        to += jump;
+    });
 }

@@ -37,7 +37,7 @@ __device__ __forceinline__ void strip_lines(const TensorMap& x, T* y, int len, i
         ArrivalBarrier::announce();
     }
     // No block may be sent anything before its barriers are there.
-    if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    if (blocks > 1) Exchange::begin();
     const int per_row = (inner + COLUMNS - 1) / COLUMNS, clusters = gridDim.x / blocks;
     // Where clusters of up to eight take several strips each, the next kernel is better not set up meanwhile: (4096, 4096) dim 0
     // 38.5 us and 21.6 (f32 / f16), otherwise 42.4 and 23.1. In clusters of sixteen (8, 4096, 4096) f32 takes 284 us then, and 282.

@@ -80,7 +80,7 @@ impl Key {
             Kernel::Strip(Strips::Narrow) => packed("strip", true),
             Kernel::Strip(Strips::Wide) => packed("strip_wide", true),
             Kernel::Strip(Strips::Any) => packed("strip", false),
-            Kernel::Resident => format!("resident_{log}softmax"),
+            Kernel::Resident { held } => format!("resident_{log}softmax_{held}"),
             Kernel::BackwardColumns => "backward_columns".into(),
             Kernel::BackwardReduce => "backward_reduce".into(),
             Kernel::BackwardTile { words } => format!("tile_backward_{words}"),
@@ -150,11 +150,13 @@ pub(super) fn facts(device: &CudaDevice) -> Result<DeviceFacts> {
     let multiprocessors = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).w()?;
     let shared_bytes =
         context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN).w()?;
+    let l2_bytes = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE).w()?;
     let (forced, at_most) = switches();
     let facts = DeviceFacts {
         compute_capability: at_most.unwrap_or(u32::MAX).min((major * 10 + minor) as u32),
         multiprocessors: multiprocessors as usize,
         shared_bytes: shared_bytes as usize,
+        l2_bytes: l2_bytes as usize,
         forced,
     };
     LOADED.write().unwrap_or_else(PoisonError::into_inner).facts.insert(context.ordinal(), facts);
@@ -202,7 +204,7 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
         let wide = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         function.set_attribute(wide, 1).w()?;
     }
-    if let Kernel::Strip(_) | Kernel::Grid | Kernel::Shared { .. } | Kernel::Resident = key.kernel {
+    if let Kernel::Strip(_) | Kernel::Grid | Kernel::Shared { .. } | Kernel::Resident { .. } = key.kernel {
         let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         function.set_attribute(most, facts.shared_bytes as i32).w()?;
     }
@@ -334,7 +336,8 @@ mod tests {
                     Kernel::Strip(Strips::Narrow),
                     Kernel::Strip(Strips::Wide),
                     Kernel::Strip(Strips::Any),
-                    Kernel::Resident,
+                    Kernel::Resident { held: 0 },
+                    Kernel::Resident { held: 8 },
                     Kernel::BackwardTile { words: 17 },
                     Kernel::Tile { words: 9 },
                     Kernel::Tile { words: 17 },
@@ -370,8 +373,13 @@ mod tests {
                             continue;
                         }
                         let key = Key { kernel, output, dtype };
-                        let facts =
-                            DeviceFacts { compute_capability, multiprocessors: 1, shared_bytes: 0, forced: None };
+                        let facts = DeviceFacts {
+                            compute_capability,
+                            multiprocessors: 1,
+                            shared_bytes: 0,
+                            l2_bytes: 0,
+                            forced: None,
+                        };
                         let kernel = key.name();
                         let &Module { name, group, start, end, waits } =
                             module(&kernel, facts).unwrap_or_else(|| panic!("no module for {key:?}"));

@@ -1,7 +1,7 @@
 //! HOW a kernel is launched: the only `unsafe` launches.
 
 use super::functions::{self, Function, Key};
-use super::plan::{Kernel, Plan, Strips, CHUNK_BYTES, MAX_BOX_ROWS, PACK_BYTES};
+use super::plan::{Kernel, Plan, CHUNK_BYTES, MAX_BOX_ROWS, PACK_BYTES, RESIDENT_BOX, RESIDENT_COLUMNS};
 use crate::lines::Lines;
 use crate::op::Output;
 use crate::state::Real;
@@ -201,19 +201,22 @@ pub(super) fn softmax<T: CudaElement>(
             let clusters = functions::resident_clusters(device, key(plan.kernel), plan)?;
             let plan = Plan { grid: (plan.grid.0.min(clusters * plan.cluster), 1), ..plan };
             let before = (x % 16) as usize / size;
-            let mut map = tensor_map(x - (before * size) as u64, size, lines, before, strips, rows)?;
+            let columns = strips.copied_bytes(size) / size;
+            let rows_of_box = rows / rows.div_ceil(MAX_BOX_ROWS);
+            let mut map = tensor_map(x - (before * size) as u64, size, lines, before, [columns, rows_of_box])?;
             let (mut y, mut numbers) =
                 (y, [lines.len, lines.inner, strips.count(lines, size), rows, before].map(|number| number as i32));
             let [len, inner, count, rows, before] = numbers.each_mut().map(address_of);
             let addresses = &mut [address_of(&mut map), address_of(&mut y), len, inner, count, rows, before];
             unsafe { launch_with(&stream, key(plan.kernel), device, plan, addresses) }
         }
-        Kernel::Resident => {
-            let (mut x, mut y) = (x, y);
-            let mut numbers = [len, inner, parameter].map(|number| number as i32);
-            let [len, inner, rows] = numbers.each_mut().map(address_of);
-            let addresses = &mut [address_of(&mut x), address_of(&mut y), len, inner, rows];
-            unsafe { launch_with(&stream, key(plan.kernel), device, plan, addresses) }
+        Kernel::Resident { .. } => {
+            let (mut x, mut y, mut map) =
+                (x, y, tensor_map(x, size_of::<T>(), lines, 0, [RESIDENT_COLUMNS, RESIDENT_BOX])?);
+            let mut numbers = [len, inner, parameter, plan.streams as u64].map(|number| number as i32);
+            let [len, inner, rows, streams] = numbers.each_mut().map(address_of);
+            let [map, x, y] = [address_of(&mut map), address_of(&mut x), address_of(&mut y)];
+            unsafe { launch_with(&stream, key(plan.kernel), device, plan, &mut [map, x, y, len, inner, rows, streams]) }
         }
         kernel => {
             let arguments = match kernel {
@@ -233,21 +236,19 @@ pub(super) fn softmax<T: CudaElement>(
     }
 }
 
-/// Describes the elements of `lines` to the hardware that copies boxes of them: (outer, len, inner), of which the first
-/// `before` of a row are not of the lines.
+/// Describes the elements of `lines` to the hardware that copies boxes of them, of [columns, rows]: (outer, len, inner), of which
+/// the first `before` of a row are not of the lines.
 fn tensor_map(
     at: u64,
     size: usize,
     lines: Lines,
     before: usize,
-    strips: Strips,
-    rows: usize,
+    [columns, rows]: [usize; 2],
 ) -> Result<sys::CUtensorMap> {
     let row = (lines.inner * size) as u64;
     let lengths = [lines.inner + before, lines.len, lines.outer].map(|len| len as u64);
     let strides = [row, row * lines.len as u64];
-    let boxes = rows.div_ceil(MAX_BOX_ROWS);
-    let lengths_of_box = [strips.copied_bytes(size) / size, rows / boxes, 1].map(|len| len as u32);
+    let lengths_of_box = [columns, rows, 1].map(|len| len as u32);
     let dtype = match size {
         2 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16,
         _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT32,

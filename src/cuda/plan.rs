@@ -15,6 +15,7 @@ pub(crate) struct DeviceFacts {
     pub multiprocessors: usize,
     /// The most shared memory that a block may have.
     pub shared_bytes: usize,
+    pub l2_bytes: usize,
     /// Take this kernel wherever it applies; for tests and benchmarks.
     pub forced: Option<Family>,
 }
@@ -113,8 +114,10 @@ pub(crate) enum Kernel {
     },
     /// The same on Hopper, for long ones: clusters go from strip to strip, and fetch the next one ahead.
     Strip(Strips),
-    /// Lines side by side in the shared memory and registers of a block or two, each of which has a multiprocessor to itself.
-    Resident,
+    /// Lines side by side of a tensor that the multiprocessors hold all at once, in shared memory and `held` boxes of registers.
+    Resident {
+        held: usize,
+    },
     /// The gradient, out of the result and its gradient: read twice by one thread or one block, …
     BackwardColumns,
     BackwardReduce,
@@ -248,7 +251,7 @@ impl Kernel {
                 | Kernel::Grid
                 | Kernel::Shared { .. }
                 | Kernel::Strip(_)
-                | Kernel::Resident
+                | Kernel::Resident { .. }
         )
     }
 
@@ -269,9 +272,11 @@ pub(crate) struct Plan {
     /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], [`Kernel::Tile`],
     /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::StatisticsTile`], [`Kernel::LossBackwardShortRows`]) or of those
     /// side by side ([`Kernel::Column`]), how many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`],
-    /// [`Kernel::FusedBlock`], a warp's [`FusedLines::ScoresWindow`]), the rows of a block ([`Kernel::Strip`]), or the blocks of a
-    /// line ([`Kernel::LossBackwardRows`]).
+    /// [`Kernel::FusedBlock`], a warp's [`FusedLines::ScoresWindow`]), the rows of a block ([`Kernel::Strip`], [`Kernel::Resident`]),
+    /// or the blocks of a line ([`Kernel::LossBackwardRows`]).
     pub parameter: i32,
+    /// Whether the L2 cache has no room for both tensors, which [`Kernel::Resident`] is told.
+    pub streams: bool,
 }
 
 impl Plan {
@@ -403,18 +408,25 @@ const WIDE_COLUMN_BLOCK: usize = 512;
 /// blocks run at once on the multiprocessors of a whole GPU, as the driver said of one. (Where it says less, less are launched.)
 const STRIP_BLOCK: usize = 256;
 const STRIP_CLUSTERS: [usize; WIDE_CLUSTER] = [264, 132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14];
-const STRIP_MULTIPROCESSORS: usize = 132;
-/// As `kernels/resident_softmax.cuh` has it: threads of a block, columns of a strip, rows of a step, and the steps in registers and in
-/// shared memory.
+const COUNTED_MULTIPROCESSORS: usize = 132;
+/// As `kernels/resident_softmax.cuh` has it: threads of a block, columns of a strip, rows of a box, boxes in shared memory and in
+/// registers, and what is beside them for each box, and for each state.
 const RESIDENT_BLOCK: usize = 512;
-const RESIDENT_COLUMNS: usize = 64;
-const RESIDENT_ROWS: usize = 64;
-const RESIDENT_HELD: usize = 6;
-const RESIDENT_COPIED: usize = 27;
-/// Chosen from this many rows of a block on, where blocks have nine tenths of the multiprocessors. On an H100, bf16: (4096, 4096) dim 0 25.1
-/// us, strips that are fetched ahead 27.9; (2048, 8192) 24.5 and 26.9; (1800, 8192) 21.9 and 23.8; (3200, 4096) 20.2 and 20.3; (1500, 8192)
-/// 18.6 and 17.9.
-const RESIDENT_LEAST: usize = 1700;
+pub(super) const RESIDENT_COLUMNS: usize = 64;
+pub(super) const RESIDENT_BOX: usize = 64;
+const RESIDENT_SLOTS: usize = 25;
+const RESIDENT_HELD: usize = 8;
+/// Blocks that a multiprocessor has registers for.
+const RESIDENT_EACH: usize = 2;
+/// Chosen from this many rows on. dim 1 bf16 on an H100, us, resident and the best of the others: (64, 1000, 128) 8.8 and 9.2, (32, 1000, 128)
+/// 5.7 and 6.9, (1, 1000, 128) 2.8 and 3.8, (64, 256, 128) 3.7 and 4.8, (64, 128, 128) 2.7 and 4.7; two blocks to a multiprocessor,
+/// (132, 512, 128) 8.5 and 9.3; but (40, 1000, 128), which has no second block for each strip, 8.7 and 8.3, (24, 1000, 128) 5.9 and 5.7,
+/// (64, 1000, 72) 10.9 and 10.4, (64, 64, 128) 2.2 and 1.9.
+const RESIDENT_LEAST: usize = 128;
+/// How many clusters of so many blocks, each of which has a multiprocessor to itself, run at once on a whole GPU, as the driver said.
+const RESIDENT_CLUSTERS: [(usize, usize); 5] = [(16, 7), (8, 15), (4, 30), (2, 66), (1, COUNTED_MULTIPROCESSORS)];
+/// What the system takes of a multiprocessor's shared memory for each block.
+const SYSTEM_SHARED: usize = 1024;
 /// Boxes that are copied at once have up to this many rows, a multiple of the other.
 pub(crate) const MAX_BOX_ROWS: usize = 256;
 const BOX_ROWS: usize = 8;
@@ -883,8 +895,8 @@ fn chosen(lines: Lines, output: Output, elements: Elements, device: DeviceFacts)
     } else {
         match lines.len < SHORT_COLUMN && lines.count() >= MANY {
             true => &[Family::Online],
-            false if resident_is_best(lines, elements, device) => &[Family::Resident],
-            false => &[Family::Strip, Family::Column],
+            false if lines.len < RESIDENT_LEAST => &[Family::Strip, Family::Column],
+            false => &[Family::Resident, Family::Strip, Family::Column],
         }
     };
     let last = match lines.inner > 1 && lines.count() >= MANY {
@@ -926,7 +938,15 @@ fn short_rows(kernel: Kernel, lines: Lines, elements: Elements) -> Option<Plan> 
 }
 
 fn plan(kernel: Kernel, grid: usize, block: usize) -> Plan {
-    Plan { kernel, grid: (grid as u32, 1), block: block as u32, cluster: 1, shared_bytes: 0, parameter: 0 }
+    Plan {
+        kernel,
+        grid: (grid as u32, 1),
+        block: block as u32,
+        cluster: 1,
+        shared_bytes: 0,
+        parameter: 0,
+        streams: false,
+    }
 }
 
 fn thread_per_line(kernel: Kernel, lines: Lines) -> Plan {
@@ -1250,35 +1270,51 @@ fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan>
     })
 }
 
-/// Whether strips of half precision that fill the GPU once are better off than with the next ones fetched ahead.
-fn resident_is_best(lines: Lines, elements: Elements, device: DeviceFacts) -> bool {
-    let long = |plan: Plan| plan.parameter as usize >= RESIDENT_LEAST;
-    resident(lines, elements, device).is_some_and(|plan| fills(plan, device) && long(plan))
-}
-
-/// Strips of half precision that multiprocessors, or pairs of them, hold all at once.
+/// Strips of half precision that multiprocessors hold all at once, as many to a strip as there are, or several of a few rows to each.
 fn resident(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
-    let blocks = lines.len.div_ceil((RESIDENT_HELD + RESIDENT_COPIED) * RESIDENT_ROWS);
+    let row = lines.inner * elements.size;
     let strips = lines.inner.div_ceil(RESIDENT_COLUMNS).saturating_mul(lines.outer);
-    let rows = lines.len.div_ceil(blocks);
-    let copied = rows.div_ceil(RESIDENT_ROWS).saturating_sub(RESIDENT_HELD);
-    // Of the parts of every warp, every block and the whole, and a barrier
-    let states = (RESIDENT_BLOCK / WARP + blocks + 1) * RESIDENT_COLUMNS;
-    let shared_bytes = copied * RESIDENT_BLOCK * PACK_BYTES + states * 8 + 8;
     let possible = device.compute_capability >= 90
-        && device.shared_bytes >= shared_bytes
         && lines.inner > 1
         && elements.size == 2
-        && (lines.inner * elements.size).is_multiple_of(PACK_BYTES)
+        && row.is_multiple_of(PACK_BYTES)
         && elements.input_alignment.is_multiple_of(PACK_BYTES)
-        && elements.output_alignment.is_multiple_of(PACK_BYTES)
-        && blocks <= 2
-        && strips <= device.multiprocessors / blocks;
-    possible.then(|| Plan {
+        && elements.output_alignment.is_multiple_of(2 * elements.size)
+        && lines.len <= MAX_REGISTER_LINE
+        && lines.inner <= MAX_REGISTER_LINE
+        && strips <= RESIDENT_EACH * device.multiprocessors;
+    if !possible {
+        return None;
+    }
+    let largest = largest_cluster(device);
+    let has_room = |&(blocks, at_once): &(usize, usize)| {
+        let boxes_each =
+            lines.len >= blocks * RESIDENT_BOX && strips <= at_once * device.multiprocessors / COUNTED_MULTIPROCESSORS;
+        blocks == 1 || (blocks <= largest && boxes_each)
+    };
+    let blocks = RESIDENT_CLUSTERS.into_iter().find(has_room).map_or(1, |(blocks, _)| blocks);
+    let rows = lines.len.div_ceil(blocks);
+    let boxes = rows.div_ceil(RESIDENT_BOX);
+    if boxes > RESIDENT_SLOTS + RESIDENT_HELD {
+        return None;
+    }
+    let held = if boxes > RESIDENT_SLOTS { RESIDENT_HELD } else { 0 };
+    // The boxes, states of every warp, every block and the whole, and barriers for each box and three merges
+    let states = (RESIDENT_BLOCK / WARP + blocks + 1) * RESIDENT_COLUMNS;
+    let box_bytes = RESIDENT_BOX * RESIDENT_COLUMNS * elements.size;
+    let needed = boxes.min(RESIDENT_SLOTS) * box_bytes + states * 8 + (boxes + 3) * 8;
+    // More blocks would go to one multiprocessor while others have none: (64, 512, 128) dim 1 bf16 9.6 us, so 5.1.
+    let shared = device.shared_bytes + SYSTEM_SHARED;
+    let each = (strips * blocks).div_ceil(device.multiprocessors);
+    let alone = (shared / (each + 1)).saturating_sub(SYSTEM_SHARED) + 1;
+    let shared_bytes = needed.max(alone.next_multiple_of(PACK_BYTES));
+    (each * (shared_bytes + SYSTEM_SHARED) <= shared).then(|| Plan {
         cluster: blocks as u32,
         shared_bytes: shared_bytes as u32,
         parameter: rows as i32,
-        ..plan(Kernel::Resident, strips * blocks, RESIDENT_BLOCK)
+        // (4096, 4096) dim 0 bf16 19.6 us, otherwise 20.1; (64, 1700, 128) 13.9 and so 16.2
+        streams: 2 * lines.elem_count() * elements.size > device.l2_bytes,
+        ..plan(Kernel::Resident { held }, strips * blocks, RESIDENT_BLOCK)
     })
 }
 
@@ -1332,7 +1368,7 @@ fn strip_of(strips: Strips, lines: Lines, elements: Elements, device: DeviceFact
         let boxes = lines.len.div_ceil(blocks).div_ceil(MAX_BOX_ROWS);
         lines.len.div_ceil(blocks * boxes).next_multiple_of(BOX_ROWS) * boxes
     };
-    let at_once = |blocks: usize| STRIP_CLUSTERS[blocks - 1] * device.multiprocessors / STRIP_MULTIPROCESSORS;
+    let at_once = |blocks: usize| STRIP_CLUSTERS[blocks - 1] * device.multiprocessors / COUNTED_MULTIPROCESSORS;
     // Threads work as long on a few rows as on all that they have room for.
     let fits = lines.inner * elements.size >= bytes && 2 * lines.len >= most_rows;
     let rounds = |&blocks: &usize| count.div_ceil(at_once(blocks).max(1));
@@ -1355,10 +1391,20 @@ fn strip_of(strips: Strips, lines: Lines, elements: Elements, device: DeviceFact
 mod tests {
     use super::*;
 
-    const TURING: DeviceFacts =
-        DeviceFacts { compute_capability: 75, multiprocessors: 72, shared_bytes: 64 << 10, forced: None };
-    const HOPPER: DeviceFacts =
-        DeviceFacts { compute_capability: 90, multiprocessors: 132, shared_bytes: 227 << 10, forced: None };
+    const TURING: DeviceFacts = DeviceFacts {
+        compute_capability: 75,
+        multiprocessors: 72,
+        shared_bytes: 64 << 10,
+        l2_bytes: 6 << 20,
+        forced: None,
+    };
+    const HOPPER: DeviceFacts = DeviceFacts {
+        compute_capability: 90,
+        multiprocessors: 132,
+        shared_bytes: 227 << 10,
+        l2_bytes: 60 << 20,
+        forced: None,
+    };
     const F32: Elements = Elements { size: 4, input_alignment: 128, output_alignment: 128 };
     const BF16: Elements = Elements { size: 2, ..F32 };
 
@@ -1378,6 +1424,7 @@ mod tests {
         let block = |count| Kernel::Block { count, whole: true };
         let cluster = |count| Kernel::Cluster { count, whole: true };
         let column = |columns, rows, whole| Kernel::Column { columns, rows, whole };
+        let resident = |held| Kernel::Resident { held };
         let [narrow, wide] = [Strips::Narrow, Strips::Wide].map(Kernel::Strip);
         let [split, any_split] = [true, false].map(|whole| Kernel::SplitApply { whole });
         let cases = [
@@ -1429,15 +1476,21 @@ mod tests {
             (lines(1 << 16, 701, 1), F32, tile(33), tile(33)),
             (lines(1 << 16, 777, 1), F32, any_block(16), any_block(16)),
             (lines(8, 4096, 4096), F32, wide, Kernel::OnlineColumns),
-            (lines(1, 4096, 4096), BF16, Kernel::Resident, Kernel::OnlineColumns),
-            (lines(1, 4096, 4104), BF16, Kernel::Resident, Kernel::OnlineColumns),
+            (lines(1, 4096, 4096), BF16, resident(8), Kernel::OnlineColumns),
+            (lines(1, 4096, 4104), BF16, resident(8), Kernel::OnlineColumns),
+            (lines(1, 16_384, 512), BF16, resident(8), Kernel::Reduce),
             (lines(1, 4225, 4096), BF16, narrow, Kernel::OnlineColumns),
-            (lines(1, 4096, 3000), BF16, narrow, Kernel::Reduce),
-            (lines(1, 3200, 4096), BF16, narrow, Kernel::OnlineColumns),
-            (lines(2, 2048, 4096), BF16, Kernel::Resident, Kernel::OnlineColumns),
+            (lines(1, 4096, 3000), BF16, resident(8), Kernel::Reduce),
+            (lines(1, 3200, 4096), BF16, resident(0), Kernel::OnlineColumns),
+            (lines(2, 2048, 4096), BF16, resident(8), Kernel::OnlineColumns),
             (lines(1, 4096, 4096), F32, narrow, Kernel::OnlineColumns),
             (lines(64, 1000, 128), F32, narrow, column(4, 16, true)),
-            (lines(64, 1000, 128), BF16, column(4, 16, true), column(4, 16, true)),
+            (lines(64, 1000, 128), BF16, resident(0), column(4, 16, true)),
+            (lines(132, 512, 128), BF16, resident(0), column(4, 16, true)),
+            (lines(75, 1000, 128), BF16, narrow, column(4, 16, true)),
+            (lines(64, 127, 128), BF16, column(4, 16, true), column(4, 16, true)),
+            (lines(32, 1000, 128), BF16, resident(0), column(4, 16, true)),
+            (lines(1, 1000, 128), BF16, resident(0), column(4, 16, true)),
             (lines(64, 1000, 127), BF16, column(2, 32, false), column(2, 32, false)),
             (lines(16, 64, 3136), F32, column(1, 16, false), column(1, 16, false)),
             (lines(16, 64, 3136), BF16, column(2, 16, true), column(2, 16, true)),
@@ -1504,7 +1557,12 @@ mod tests {
         assert_eq!(of(58, 100_352, 1, BF16), (8, 224, 0));
         assert_eq!(of(64, 151_936, 1, F32), (8, 320, 8));
         assert_eq!(of(1, 151_936, 1, F32), (16, 160, 0));
-        assert_eq!(of(64, 1000, 128, BF16), (2, 256, 3));
+        assert_eq!(of(64, 1000, 128, BF16), (1, 512, 1000));
+        assert_eq!(of(32, 1000, 128, BF16), (2, 512, 500));
+        assert_eq!(of(15, 1000, 128, BF16), (4, 512, 250));
+        assert_eq!(of(1, 1000, 128, BF16), (8, 512, 125));
+        assert_eq!(of(1, 16_384, 512, BF16), (8, 512, 2048));
+        assert_eq!(of(64, 1000, 124, BF16), (2, 256, 3));
     }
 
     #[test]
@@ -1917,18 +1975,18 @@ mod tests {
                 // Two blocks, and what the system takes of each.
                 assert!(2 * (plan.shared_bytes + 1024) <= 228 << 10, "{what}");
             }
-            Kernel::Resident => {
+            Kernel::Resident { held } => {
                 let (rows, blocks) = (plan.parameter as usize, plan.cluster as usize);
-                assert!(rows * blocks >= lines.len && rows * (blocks - 1) < lines.len && blocks <= 2, "{what}");
-                assert!(
-                    grid == lines.inner.div_ceil(64) * lines.outer * blocks && grid <= device.multiprocessors,
-                    "{what}"
-                );
-                let copied = rows.div_ceil(64).saturating_sub(6);
-                // No more steps than the kernel waits for
-                assert!(block == 512 && copied <= 28 && elements.size == 2 && lines.inner.is_multiple_of(8), "{what}");
-                assert!(plan.shared_bytes as usize >= copied * 512 * 16 + (16 + blocks + 1) * 64 * 8 + 8, "{what}");
-                assert!(plan.shared_bytes as usize <= device.shared_bytes, "{what}");
+                let boxes = rows.div_ceil(64);
+                assert!(rows * blocks >= lines.len && rows * (blocks - 1) < lines.len && blocks <= 16, "{what}");
+                assert!(grid == lines.inner.div_ceil(64) * lines.outer * blocks && block == 512, "{what}");
+                assert!(elements.size == 2 && lines.inner.is_multiple_of(8), "{what}");
+                assert!(boxes <= 25 + held && (held == 0 || boxes > 25 && held == 8), "{what}");
+                let bytes = boxes.min(25) * 64 * 128 + (16 + blocks + 1) * 64 * 8 + (boxes + 3) * 8;
+                assert!((bytes..=device.shared_bytes).contains(&(plan.shared_bytes as usize)), "{what}");
+                // As many at once as there are, and no more to a multiprocessor than there must be
+                let each = (228 << 10) / (plan.shared_bytes as usize + 1024);
+                assert!(each == grid.div_ceil(device.multiprocessors) && each <= 2, "{what}");
             }
             _ => {}
         }

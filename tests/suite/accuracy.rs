@@ -239,9 +239,13 @@ fn columns_that_begin_low() -> Result<()> {
         eprintln!("skipped: there is no GPU, or feature `cuda` is off");
         return Ok(());
     };
-    for (outer, len, inner, dtype) in
-        [(2, 1501, 4096, DType::BF16), (1, 4101, 4104, DType::F16), (1, 300, 136, DType::BF16)]
-    {
+    for (outer, len, inner, dtype) in [
+        (2, 1501, 4096, DType::BF16),
+        (1, 4101, 4104, DType::F16),
+        (1, 300, 136, DType::BF16),
+        (1, 1500, 72, DType::F16),
+        (200, 130, 64, DType::BF16),
+    ] {
         if !within_cap(outer * len * inner) {
             continue;
         }
