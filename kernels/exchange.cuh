@@ -71,12 +71,13 @@ struct ClusterExchange {
         }
         begin();
     }
-    // By all threads, once the barriers are there
+    // By all threads, the one that made the barriers, too
     static __device__ __forceinline__ void begin() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
     // A part of each warp
     static __device__ __forceinline__ void begin(ArrivalBarrier& arrived) {
         begin(arrived, blocks() * (blockDim.x / 32) * sizeof(Normalizer<R>));
     }
+    // Before another wait
     static __device__ __forceinline__ void arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
     static __device__ __forceinline__ void wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 

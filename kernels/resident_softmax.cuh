@@ -1,7 +1,8 @@
 // Softmax of half precision along another dimension than the last, on Hopper, of a tensor that the multiprocessors hold all at once. A
-// block or a cluster takes a strip of neighbouring lines, 128 bytes wide, a run of rows to each block, which the hardware copies into shared
-// memory box by box. Each element is read once and written once, so the ceiling is a copy, but one that reads all before it writes. Exponentials are
-// taken as boxes come, relative to the greatest of the line's first few rows, which all warps know: their sums need only be added.
+// block or a cluster takes a strip of neighbouring lines, 128 bytes wide, a run of rows to each block, which the hardware copies into
+// shared memory box by box. Each element is read once and written once, so the ceiling is a copy, but one that reads all before it
+// writes. Exponentials are taken as boxes come, relative to the greatest of the line's first few rows, which all warps know: their sums
+// need only be added.
 #pragma once
 #include "bulk.cuh"
 #include "exchange.cuh"
@@ -9,9 +10,8 @@
 #include "schedule.cuh"
 #include "start.cuh"
 
-// (64, 1000, 128) dim 1 bf16 on an H100: 8.3 us, by column_softmax, which has all before it takes exponentials, 10.1, a copy 6.1. With
-// boxes of 32 rows 9.8, of 128 8.5, with 32 warps 8.5, eight 8.8; packs of 8 bytes 8.5; a quarter of the exponentials by polynomials 8.8;
-// results written by the hardware, too, 9.1; rows that are read into registers instead 8.5 to 9.7.
+// (64, 1000, 128) dim 1 bf16 on an H100: with boxes of 32 rows 9.8 us for 8.4, of 128 8.5, with 32 warps 8.5, eight 8.8; packs of 8 bytes
+// 8.5; results written by the hardware, too, 9.1 for 8.5; a quarter of the exponentials by polynomials 8.8 for 8.6.
 constexpr int RESIDENT_COLUMNS = 64, RESIDENT_WARPS = 16, RESIDENT_STEPS = 4, RESIDENT_BOX = RESIDENT_WARPS * RESIDENT_STEPS;
 constexpr int RESIDENT_SLOTS = 25, RESIDENT_FIRST = 4, RESIDENT_MERGES = 3;
 
@@ -32,9 +32,9 @@ struct Policies {
     }
 };
 
-// Rows and both tensors begin at multiples of 16 bytes. `rows`: of a block. There are slots in shared memory for their boxes; where that
-// has not enough, for up to HELD boxes more, the last boxes take the place of the first, which are kept in registers. Shared memory: the
-// slots, (warps + blocks + 1) x columns states, and a barrier for each box and merge.
+// Rows and the input begin at multiples of 16 bytes, the output of 4. `rows`: of a block. Shared memory has slots for their boxes; where
+// it has not enough, the last boxes, up to HELD, take the place of the first, which are kept in registers. Shared memory: the slots,
+// (warps + blocks + 1) x columns states, and a barrier for each box and merge.
 template <typename T, template <typename> class Output, int HELD>
 __device__ __forceinline__ void resident_lines(const TensorMap& map, const T* x, T* y, int len, int inner, int rows, int streams) {
     using Exchange = ClusterExchange<float>;

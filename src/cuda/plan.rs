@@ -408,9 +408,10 @@ const WIDE_COLUMN_BLOCK: usize = 512;
 /// blocks run at once on the multiprocessors of a whole GPU, as the driver said of one. (Where it says less, less are launched.)
 const STRIP_BLOCK: usize = 256;
 const STRIP_CLUSTERS: [usize; WIDE_CLUSTER] = [264, 132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14];
+/// What that GPU has.
 const COUNTED_MULTIPROCESSORS: usize = 132;
-/// As `kernels/resident_softmax.cuh` has it: threads of a block, columns of a strip, rows of a box, boxes in shared memory and in
-/// registers, and what is beside them for each box, and for each state.
+/// As `kernels/resident_softmax.cuh` has it: threads of a block, columns of a strip, rows of a box, and boxes in shared memory and in
+/// registers.
 const RESIDENT_BLOCK: usize = 512;
 pub(super) const RESIDENT_COLUMNS: usize = 64;
 pub(super) const RESIDENT_BOX: usize = 64;
