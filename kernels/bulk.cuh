@@ -41,18 +41,6 @@ __device__ __forceinline__ void copy_out(void* to, const void* from, uint32_t by
                  "cp.async.bulk.wait_group.read 0;" ::"l"(__cvta_generic_to_global(to)), "r"(shared_address(from)), "r"(bytes) : "memory");
 }
 
-// Copies 16 bytes into shared memory for this thread, as the policy says; what it has asked for up to an end is one run of packs, …
-__device__ __forceinline__ void copy_pack(void* to, const void* from, uint64_t policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
-                 "l"(__cvta_generic_to_global(from)), "l"(policy) : "memory");
-}
-__device__ __forceinline__ void end_of_packs() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// … and it waits until all but the last PENDING runs have come.
-template <int PENDING>
-__device__ __forceinline__ void wait_for_packs() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 // What cuTensorMapEncodeTiled makes: where a tensor of three dimensions lies, and the box of it that is copied at once.
 struct alignas(64) TensorMap {
     uint64_t opaque[16];

@@ -15,12 +15,6 @@ __device__ __forceinline__ float flushed_power_of_two(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// The same, subnormal results kept, within twice their spacing.
-__device__ __forceinline__ float power_of_two(float x) {
-    const bool tiny = x < -126.0f;
-    const float y = flushed_power_of_two(tiny ? x * 0.5f : x);
-    return tiny ? y * y : y;
-}
 // Within a relative 4e-7 + 1e-8 |x|: what the rounding of the exponent loses is put back by a factor. Subnormal results are
 // kept, within twice their spacing.
 __device__ __forceinline__ float quick_exponential(float x) {
@@ -72,20 +66,13 @@ struct HalfElement {
 // relative to it have in common. From 2^20 on that would be too much, but elements of half precision are equal there or so far apart that
 // they need not be scaled.
 struct RelativeExponential {
-    static constexpr float GREAT = 1 << 20;
     float factor, shift;
 
     RelativeExponential() = default;
     __device__ __forceinline__ explicit RelativeExponential(float reference)
-        : factor(fabsf(reference) < GREAT ? 1.44269504f : 1.0f),
+        : factor(fabsf(reference) < float(1 << 20) ? 1.44269504f : 1.0f),
           shift(HalfElement::LOG2_EXP_SCALE - reference * factor) {}
     __device__ __forceinline__ float operator()(float x) const { return flushed_power_of_two(fmaf(x, factor, shift)); }
-    // What it divides exp(x) by is 2 to this. Of great references, which are equal or far apart, only the order is kept: their product
-    // with log2 e may be no number.
-    __device__ __forceinline__ float exponent() const {
-        const float reference = HalfElement::LOG2_EXP_SCALE - shift;
-        return factor == 1.0f ? reference + copysignf(0.44269504f * GREAT, reference) : -shift;
-    }
 };
 
 template <>

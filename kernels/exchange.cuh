@@ -24,21 +24,16 @@ struct BlockExchange {
     }
 };
 
-// The merge of `count` parts of one column that stand `columns` apart. weight(d): what a part whose maximum is greater by d is to be
-// multiplied with.
-template <typename R, typename Weight>
-__device__ __forceinline__ Normalizer<R> merge_column(const Normalizer<R>* parts, int count, int columns, Weight weight) {
+// The merge of `count` parts of one column that stand `columns` apart.
+template <typename R>
+__device__ __forceinline__ Normalizer<R> merge_column(const Normalizer<R>* parts, int count, int columns) {
     R max = negative_infinity<R>(), sum = 0;
 #pragma unroll 4
     for (int i = 0; i < count; i++) max = greater(max, parts[i * columns].max);
     const R reference = part_reference(max);
 #pragma unroll 4
-    for (int i = 0; i < count; i++) sum += parts[i * columns].sum * weight(parts[i * columns].max - reference);
+    for (int i = 0; i < count; i++) sum += parts[i * columns].sum * quick_exponential(parts[i * columns].max - reference);
     return {max, sum};
-}
-template <typename R>
-__device__ __forceinline__ Normalizer<R> merge_column(const Normalizer<R>* parts, int count, int columns) {
-    return merge_column(parts, count, columns, [](R d) { return quick_exponential(d); });
 }
 
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)

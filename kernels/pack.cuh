@@ -123,6 +123,12 @@ struct EitherAccess {
                          "r"(from.x), "r"(from.y), "r"(from.z), "r"(from.w), "l"(policy) : "memory");
         }
     }
+    // A unit of half precision, which `store` would store plainly
+    template <typename U>
+    __device__ __forceinline__ void store_unit(void* to, const U& unit) const {
+        asm volatile("st.global.L2::cache_hint.b32 [%0], %1, %2;" ::"l"(__cvta_generic_to_global(to)),
+                     "r"(reinterpret_cast<const uint32_t&>(unit)), "l"(policy) : "memory");
+    }
 };
 #else
 struct EitherAccess {

@@ -15,23 +15,6 @@
 constexpr int RESIDENT_COLUMNS = 64, RESIDENT_WARPS = 16, RESIDENT_STEPS = 4, RESIDENT_BOX = RESIDENT_WARPS * RESIDENT_STEPS;
 constexpr int RESIDENT_SLOTS = 25, RESIDENT_FIRST = 4, RESIDENT_MERGES = 3;
 
-// What the L2 cache is to keep: results, where it has no room for both tensors, and else what has been read.
-struct Policies {
-    uint64_t load, store;
-
-    __device__ __forceinline__ explicit Policies(bool streams) {
-        uint64_t first, normal;
-        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
-        asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
-        load = streams ? first : normal;
-        store = streams ? normal : first;
-    }
-    template <typename U>
-    __device__ __forceinline__ void store_unit(void* to, U unit) const {
-        asm volatile("st.global.L2::cache_hint.b32 [%0], %1, %2;" ::"l"(__cvta_generic_to_global(to)), "r"(bits_of(unit)), "l"(store) : "memory");
-    }
-};
-
 // Rows and the input begin at multiples of 16 bytes, the output of 4. `rows`: of a block. Shared memory has slots for their boxes; where
 // it has not enough, the last boxes, up to HELD, take the place of the first, which are kept in registers. Shared memory: the slots,
 // (warps + blocks + 1) x columns states, and a barrier for each box and merge.
@@ -63,10 +46,12 @@ __device__ __forceinline__ void resident_lines(const TensorMap& map, const T* x,
 
     const int strips = (inner + COLUMNS - 1) / COLUMNS, strip = blockIdx.x / blocks, outer = strip / strips;
     const int first = (strip - outer * strips) * COLUMNS;
-    const Policies policies(streams);
+    // The L2 cache is to keep results, where it has no room for both tensors, and else what has been read.
+    const EitherAccess reads(streams), writes(!streams);
+    const auto rows_of = [&](int box) { return slot[box < slots ? box : box - slots]; };
     const auto fetch = [&](int box) {
         arrived[box].expect(BOX * sizeof(Row));
-        copy_box(slot[box < slots ? box : box - slots], map, first, rank * rows + box * BOX, outer, arrived[box], policies.load);
+        copy_box(rows_of(box), map, first, rank * rows + box * BOX, outer, arrived[box], reads.policy);
     };
     // Each thread takes a unit of two columns.
     const bool inside = first + lane * 2 < inner;
@@ -105,7 +90,7 @@ __device__ __forceinline__ void resident_lines(const TensorMap& map, const T* x,
     };
     // f(unit) for the thread's rows of a box, in order, all of which are read at once.
     const auto each_of_box = [&](int box, const auto& f) {
-        const Row* from = slot[box < slots ? box : box - slots] + warp;
+        const Row* from = rows_of(box) + warp;
         const int left = mine - box * BOX;
         if (left > (STEPS - 1) * WARPS) {
             Unit<T> units[STEPS];
@@ -217,7 +202,7 @@ __device__ __forceinline__ void resident_lines(const TensorMap& map, const T* x,
             const float x = Element<T>::of_unit(unit, c);
             return output[c].of_kept(LOG ? x : exponential[c](x));
         });
-        policies.store_unit(to, results.units[0]);
+        writes.store_unit(to, results.units[0]);
         to += jump;
     });
 }

@@ -70,13 +70,10 @@ struct Probability {
     // The same in two steps: what a line's parts have in common, in place of the sum, and what is left for each.
     static __device__ __forceinline__ R term(Normalizer<R> line) { return R(1) / line.sum; }
     static __device__ __forceinline__ Probability of_term(R part_max, Normalizer<R> line, R scale) {
-        return of_weight(quick_exponential(part_max - line.max), line, scale);
+        return Probability(quick_exponential(part_max - line.max) * line.sum * scale);
     }
     // Of exponentials whose sum this is, whatever they are relative to
     static __device__ __forceinline__ Probability of_sum(R sum) { return Probability(reciprocal(sum)); }
-    static __device__ __forceinline__ Probability of_weight(R weight, Normalizer<R> line, R scale) {
-        return Probability(weight * line.sum * scale);
-    }
     __device__ __forceinline__ R of_kept(R e) const { return e * inverse; }
 
   private:
@@ -92,10 +89,7 @@ struct LogProbability {
     __device__ __forceinline__ R operator()(R x) const { return (x - max) - log_sum; }
     static __device__ __forceinline__ LogProbability of_part(R, Normalizer<R> line, R) { return LogProbability(line); }
     static __device__ __forceinline__ R term(Normalizer<R> line) { return logarithm(line.sum); }
-    static __device__ __forceinline__ LogProbability of_term(R, Normalizer<R> line, R scale) {
-        return of_weight(R(1), line, scale);
-    }
-    static __device__ __forceinline__ LogProbability of_weight(R, Normalizer<R> line, R) {
+    static __device__ __forceinline__ LogProbability of_term(R, Normalizer<R> line, R) {
         return LogProbability(line.max, line.sum);
     }
     __device__ __forceinline__ R of_kept(R x) const { return (*this)(x); }

@@ -425,7 +425,9 @@ const RESIDENT_EACH: usize = 2;
 /// (64, 1000, 72) 10.9 and 10.4, (64, 64, 128) 2.2 and 1.9.
 const RESIDENT_LEAST: usize = 128;
 /// How many clusters of so many blocks, each of which has a multiprocessor to itself, run at once on a whole GPU, as the driver said.
-const RESIDENT_CLUSTERS: [(usize, usize); 5] = [(16, 7), (8, 15), (4, 30), (2, 66), (1, COUNTED_MULTIPROCESSORS)];
+const RESIDENT_CLUSTERS: [(usize, usize); 4] = [(16, 7), (8, 15), (4, 30), (2, 66)];
+/// How often warps and blocks may tell each other what they have.
+const RESIDENT_MERGES: usize = 3;
 /// What the system takes of a multiprocessor's shared memory for each block.
 const SYSTEM_SHARED: usize = 1024;
 /// Boxes that are copied at once have up to this many rows, a multiple of the other.
@@ -1271,6 +1273,11 @@ fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan>
     })
 }
 
+/// How many clusters run at once here, given how many do on [`COUNTED_MULTIPROCESSORS`].
+fn clusters_here(counted: usize, device: DeviceFacts) -> usize {
+    counted * device.multiprocessors / COUNTED_MULTIPROCESSORS
+}
+
 /// Strips of half precision that multiprocessors hold all at once, as many to a strip as there are, or several of a few rows to each.
 fn resident(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
     let row = lines.inner * elements.size;
@@ -1289,9 +1296,7 @@ fn resident(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Pla
     }
     let largest = largest_cluster(device);
     let has_room = |&(blocks, at_once): &(usize, usize)| {
-        let boxes_each =
-            lines.len >= blocks * RESIDENT_BOX && strips <= at_once * device.multiprocessors / COUNTED_MULTIPROCESSORS;
-        blocks == 1 || (blocks <= largest && boxes_each)
+        blocks <= largest && lines.len >= blocks * RESIDENT_BOX && strips <= clusters_here(at_once, device)
     };
     let blocks = RESIDENT_CLUSTERS.into_iter().find(has_room).map_or(1, |(blocks, _)| blocks);
     let rows = lines.len.div_ceil(blocks);
@@ -1300,10 +1305,10 @@ fn resident(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Pla
         return None;
     }
     let held = if boxes > RESIDENT_SLOTS { RESIDENT_HELD } else { 0 };
-    // The boxes, states of every warp, every block and the whole, and barriers for each box and three merges
+    // The boxes, states of every warp, every block and the whole, and barriers for each box and merge
     let states = (RESIDENT_BLOCK / WARP + blocks + 1) * RESIDENT_COLUMNS;
     let box_bytes = RESIDENT_BOX * RESIDENT_COLUMNS * elements.size;
-    let needed = boxes.min(RESIDENT_SLOTS) * box_bytes + states * 8 + (boxes + 3) * 8;
+    let needed = boxes.min(RESIDENT_SLOTS) * box_bytes + states * 8 + (boxes + RESIDENT_MERGES) * 8;
     // More blocks would go to one multiprocessor while others have none: (64, 512, 128) dim 1 bf16 9.6 us, so 5.1.
     let shared = device.shared_bytes + SYSTEM_SHARED;
     let each = (strips * blocks).div_ceil(device.multiprocessors);
@@ -1369,7 +1374,7 @@ fn strip_of(strips: Strips, lines: Lines, elements: Elements, device: DeviceFact
         let boxes = lines.len.div_ceil(blocks).div_ceil(MAX_BOX_ROWS);
         lines.len.div_ceil(blocks * boxes).next_multiple_of(BOX_ROWS) * boxes
     };
-    let at_once = |blocks: usize| STRIP_CLUSTERS[blocks - 1] * device.multiprocessors / COUNTED_MULTIPROCESSORS;
+    let at_once = |blocks: usize| clusters_here(STRIP_CLUSTERS[blocks - 1], device);
     // Threads work as long on a few rows as on all that they have room for.
     let fits = lines.inner * elements.size >= bytes && 2 * lines.len >= most_rows;
     let rounds = |&blocks: &usize| count.div_ceil(at_once(blocks).max(1));

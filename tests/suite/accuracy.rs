@@ -232,7 +232,8 @@ fn long_lines_that_begin_low() -> Result<()> {
     Ok(())
 }
 
-/// The same side by side, of tensors that the multiprocessors hold at once: one of them a strip, and two, the last of which is narrower.
+/// The same side by side, of tensors that the multiprocessors hold at once: a strip one of them, two, four and 16, and two strips one;
+/// the last strip is narrower in some.
 #[test]
 fn columns_that_begin_low() -> Result<()> {
     let Some(gpu) = gpu() else {
