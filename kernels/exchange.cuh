@@ -57,6 +57,12 @@ struct ClusterExchange {
         asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(n));
         return n;
     }
+    // Of a grid that is clusters in its first dimension
+    static __device__ __forceinline__ unsigned cluster() {
+        unsigned n;
+        asm("mov.u32 %0, %%clusterid.x;" : "=r"(n));
+        return n;
+    }
     // Before anything else: no block may be sent anything before it has started. `bytes` are to come to each.
     static __device__ __forceinline__ void begin(ArrivalBarrier& arrived, int bytes) {
         if (threadIdx.x == 0) {
@@ -72,8 +78,6 @@ struct ClusterExchange {
     static __device__ __forceinline__ void begin(ArrivalBarrier& arrived) {
         begin(arrived, blocks() * (blockDim.x / 32) * sizeof(Normalizer<R>));
     }
-    // Before another wait
-    static __device__ __forceinline__ void arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
     static __device__ __forceinline__ void wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
     __device__ __forceinline__ int64_t line() const { return blockIdx.x / blocks(); }

@@ -304,7 +304,7 @@ __device__ __forceinline__ void warp_lines(const T* x, T* y, int64_t lines, int6
         constexpr bool RELATIVE = Element<T>::PER_UNIT == 2 && Output<R>::OF_EXPONENTIAL;
         const std::conditional_t<RELATIVE, RelativeExponential, ExactExponential<T>> exponential(max);
         const R sum = warp_group_reduce(held.template exponentiate<Output<R>>(exponential), group, [](R a, R b) { return a + b; });
-        if constexpr (RELATIVE) held.store(StreamingAccess{}, y, exponential, Output<R>::of_sum(sum));
+        if constexpr (RELATIVE) held.store(StreamingAccess{}, y, exponential, Output<R>::of_inverse(reciprocal(sum)));
         else held.store(StreamingAccess{}, y, exponential, Output<R>::of_part(max, {max, sum * unscale<T>()}, unscale<T>()));
     };
     const bool inside = blockIdx.x > 0 && blockIdx.x + 1 < gridDim.x;

@@ -72,8 +72,8 @@ struct Probability {
     static __device__ __forceinline__ Probability of_term(R part_max, Normalizer<R> line, R scale) {
         return Probability(quick_exponential(part_max - line.max) * line.sum * scale);
     }
-    // Of exponentials whose sum this is, whatever they are relative to
-    static __device__ __forceinline__ Probability of_sum(R sum) { return Probability(reciprocal(sum)); }
+    // Of exponentials the inverse of whose sum this is, whatever they are relative to
+    static __device__ __forceinline__ Probability of_inverse(R inverse) { return Probability(inverse); }
     __device__ __forceinline__ R of_kept(R e) const { return e * inverse; }
 
   private:

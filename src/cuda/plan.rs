@@ -1281,7 +1281,8 @@ fn clusters_here(counted: usize, device: DeviceFacts) -> usize {
 /// Strips of half precision that multiprocessors hold all at once, as many to a strip as there are, or several of a few rows to each.
 fn resident(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
     let row = lines.inner * elements.size;
-    let strips = lines.inner.div_ceil(RESIDENT_COLUMNS).saturating_mul(lines.outer);
+    let side_by_side = lines.inner.div_ceil(RESIDENT_COLUMNS);
+    let strips = side_by_side.saturating_mul(lines.outer);
     let possible = device.compute_capability >= 90
         && lines.inner > 1
         && elements.size == 2
@@ -1305,8 +1306,8 @@ fn resident(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Pla
         return None;
     }
     let held = if boxes > RESIDENT_SLOTS { RESIDENT_HELD } else { 0 };
-    // The boxes, states of every warp, every block and the whole, and barriers for each box and merge
-    let states = (RESIDENT_BLOCK / WARP + blocks + 1) * RESIDENT_COLUMNS;
+    // The boxes, states of every warp, the whole and twice every block, and barriers for each box and merge
+    let states = (RESIDENT_BLOCK / WARP + 1 + 2 * blocks) * RESIDENT_COLUMNS;
     let box_bytes = RESIDENT_BOX * RESIDENT_COLUMNS * elements.size;
     let needed = boxes.min(RESIDENT_SLOTS) * box_bytes + states * 8 + (boxes + RESIDENT_MERGES) * 8;
     // More blocks would go to one multiprocessor while others have none: (64, 512, 128) dim 1 bf16 9.6 us, so 5.1.
@@ -1320,6 +1321,7 @@ fn resident(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Pla
         parameter: rows as i32,
         // (4096, 4096) dim 0 bf16 19.6 us, otherwise 20.1; (64, 1700, 128) 13.9 and so 16.2
         streams: 2 * lines.elem_count() * elements.size > device.l2_bytes,
+        grid: ((side_by_side * blocks) as u32, lines.outer as u32),
         ..plan(Kernel::Resident { held }, strips * blocks, RESIDENT_BLOCK)
     })
 }
@@ -1985,14 +1987,15 @@ mod tests {
                 let (rows, blocks) = (plan.parameter as usize, plan.cluster as usize);
                 let boxes = rows.div_ceil(64);
                 assert!(rows * blocks >= lines.len && rows * (blocks - 1) < lines.len && blocks <= 16, "{what}");
-                assert!(grid == lines.inner.div_ceil(64) * lines.outer * blocks && block == 512, "{what}");
+                assert!(grid == lines.inner.div_ceil(64) * blocks && block == 512, "{what}");
+                assert!(plan.grid.1 as usize == lines.outer, "{what}");
                 assert!(elements.size == 2 && lines.inner.is_multiple_of(8), "{what}");
                 assert!(boxes <= 25 + held && (held == 0 || boxes > 25 && held == 8), "{what}");
-                let bytes = boxes.min(25) * 64 * 128 + (16 + blocks + 1) * 64 * 8 + (boxes + 3) * 8;
+                let bytes = boxes.min(25) * 64 * 128 + (16 + 1 + 2 * blocks) * 64 * 8 + (boxes + 3) * 8;
                 assert!((bytes..=device.shared_bytes).contains(&(plan.shared_bytes as usize)), "{what}");
                 // As many at once as there are, and no more to a multiprocessor than there must be
                 let each = (228 << 10) / (plan.shared_bytes as usize + 1024);
-                assert!(each == grid.div_ceil(device.multiprocessors) && each <= 2, "{what}");
+                assert!(each == (grid * lines.outer).div_ceil(device.multiprocessors) && each <= 2, "{what}");
             }
             _ => {}
         }
