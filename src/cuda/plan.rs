@@ -941,9 +941,14 @@ fn short_rows(kernel: Kernel, lines: Lines, elements: Elements) -> Option<Plan> 
 }
 
 fn plan(kernel: Kernel, grid: usize, block: usize) -> Plan {
+    plan_across(kernel, (grid, 1), block)
+}
+
+/// With a grid of two dimensions.
+fn plan_across(kernel: Kernel, (x, y): (usize, usize), block: usize) -> Plan {
     Plan {
         kernel,
-        grid: (grid as u32, 1),
+        grid: (x as u32, y as u32),
         block: block as u32,
         cluster: 1,
         shared_bytes: 0,
@@ -1203,10 +1208,7 @@ fn split(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> 
     let parts = (2 * device.multiprocessors).div_ceil(lines.count()).min(tiles);
     // The second dimension of a grid
     let possible = lines.inner == 1 && lines.len <= MAX_REGISTER_LINE && lines.count() <= u16::MAX as usize;
-    possible.then_some(Plan {
-        grid: (parts as u32, lines.count() as u32),
-        ..plan(Kernel::SplitApply { whole }, 1, SPLIT_BLOCK)
-    })
+    possible.then(|| plan_across(Kernel::SplitApply { whole }, (parts, lines.count()), SPLIT_BLOCK))
 }
 
 /// Columns of a thread and rows, as `kernels/column_softmax.cu` and `column_any_softmax.cu` have them.
@@ -1321,8 +1323,7 @@ fn resident(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Pla
         parameter: rows as i32,
         // (4096, 4096) dim 0 bf16 19.6 us, otherwise 20.1; (64, 1700, 128) 13.9 and so 16.2
         streams: 2 * lines.elem_count() * elements.size > device.l2_bytes,
-        grid: ((side_by_side * blocks) as u32, lines.outer as u32),
-        ..plan(Kernel::Resident { held }, strips * blocks, RESIDENT_BLOCK)
+        ..plan_across(Kernel::Resident { held }, (side_by_side * blocks, lines.outer), RESIDENT_BLOCK)
     })
 }
 
