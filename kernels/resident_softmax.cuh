@@ -223,7 +223,7 @@ __device__ __forceinline__ void resident_lines(const TensorMap& map, const T* x,
             });
             auto* at = reinterpret_cast<Pack<T, 2>*>(of_box + uint64_t(uint32_t(inner)) * below);
             if (there) {
-                if (HELD > 0) writes.store_unit(at, results.units[0]);
+                if (HELD > 0) store_by(writes.policy, at, results);
                 else store_streaming(at, results);
             }
         };

@@ -60,6 +60,7 @@ __device__ __forceinline__ void strip_lines(const TensorMap& x, T* y, int len, i
     const int here = len - rank * rows;
     const int mine = (here < rows ? here : rows) - row;  // rows from the thread's first on
     const int64_t jump = int64_t(DOWN) * inner;
+    const uint64_t results_first = evict_first();
     for (int turn = 0; strip < strips; strip += clusters, turn++) {
         const int outer = strip / per_row, first = (strip - outer * per_row) * COLUMNS + column * SIZE;
         copied->wait(turn & 1);
@@ -168,7 +169,7 @@ __device__ __forceinline__ void strip_lines(const TensorMap& x, T* y, int len, i
 #pragma unroll
         for (int k = 0; k < ROWS; k++, to += jump) {
             const auto pack = column_results<T, SIZE>(held + k * UNITS, max, output);
-            if (k * DOWN < stored) store_streaming(reinterpret_cast<Pack<T, SIZE>*>(to), pack);
+            if (k * DOWN < stored) store_by(results_first, reinterpret_cast<Pack<T, SIZE>*>(to), pack);
         }
     }
 }
