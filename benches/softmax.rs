@@ -4,6 +4,7 @@
 //!     cargo bench --features cuda --bench softmax -- --peers peers.csv --out benches/results/h200.csv --plots plots
 //!     cargo bench --bench softmax -- --device cpu --quick
 //!     cargo bench --bench softmax -- --device cpu --around --out benches/results/cpu-around.csv
+//!     cargo bench --features cuda --bench softmax -- --shapes 100x600x128@1,300x5000@1
 //!     cargo bench --bench softmax -- --from benches/results/h200.csv --peers peers.csv --plots plots
 //!
 //! A kernel's ceiling is a copy: it reads and writes each element once, as softmax has to.
@@ -39,7 +40,7 @@ pub struct Args {
     /// Fewer repeats
     #[arg(long)]
     quick: bool,
-    /// Only these shapes, such as 1024x32768,512x512
+    /// Only these shapes, such as 1024x32768,512x512; of any other with the dimension, such as 100x600x128@1
     #[arg(long, value_delimiter = ',')]
     shapes: Vec<String>,
     /// Any of f32, bf16 and f16
@@ -102,6 +103,11 @@ impl Args {
     fn wants(&self, shape: &[usize]) -> bool {
         self.shapes.is_empty() || self.shapes.contains(&shapes::shape_name(shape))
     }
+
+    /// Those that were given with the dimension.
+    fn own_shapes(&self) -> Result<Vec<shapes::Own>> {
+        self.shapes.iter().filter(|name| name.contains('@')).map(|name| shapes::Own::parse(name)).collect()
+    }
 }
 
 fn main() -> Result<()> {
@@ -130,10 +136,12 @@ fn main() -> Result<()> {
 /// The results, and what was wrong with others.
 fn measure(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
     ensure!(
-        args.shapes.iter().all(|shape| known_shapes().contains(shape)),
-        "the shapes are {}",
+        args.shapes.iter().all(|shape| shape.contains('@') || known_shapes().contains(shape)),
+        "the shapes are {}, or any other with the dimension, such as 100x600x128@1",
         known_shapes().join(", ")
     );
+    let own = args.own_shapes()?;
+    ensure!(own.is_empty() || !args.around, "with --around the shapes are those of its calls");
     let device = match args.device {
         Some(Where::Cpu) => Device::Cpu,
         Some(Where::Cuda) => common::parse_device("cuda")?,

@@ -1,7 +1,7 @@
 //! What models have around softmax: which calls are timed, what they should take at most, and the table of results.
 
 use crate::report::{find, Row};
-use crate::shapes::{Shape, Target, COMPOSED, OURS};
+use crate::shapes::{Shape, COMPOSED, OURS};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_softmax::{loss::CrossEntropy, ops, testing, testing::CrossEntropyKernels, Softmax};
 
@@ -19,13 +19,7 @@ pub struct Around {
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 impl Around {
     pub fn shape(&self) -> Shape {
-        Shape {
-            dims: self.dims,
-            dim: self.dims.len() - 1,
-            target: Target::Copies(1.0, 1.0),
-            offset_target: false,
-            journey: false,
-        }
+        Shape { dims: self.dims, dim: self.dims.len() - 1, target: None, offset_target: false, journey: false }
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::around::{CpuAround, Options, CPU_AROUND};
 use crate::report::{parse_csv, to_csv, Facts, Row};
 use crate::shapes::{
-    dim_name, sample_lines, shape_name, CpuShape, CANDLE, CANDLE_LAST_DIM, COMPOSED, CPU_SHAPES, OURS, OURS_IN_PLACE,
-    OURS_KERNEL, OURS_OUT, TOP_K,
+    dim_name, sample_lines, shape_name, CpuShape, Own, CANDLE, CANDLE_LAST_DIM, COMPOSED, CPU_SHAPES, OURS,
+    OURS_IN_PLACE, OURS_KERNEL, OURS_OUT, TOP_K,
 };
 use crate::{check, common, median, Args};
 use anyhow::{bail, ensure, Context, Result};
@@ -73,7 +73,8 @@ fn measure(args: &Args) -> Result<Vec<Row>> {
     let facts = facts()?;
     let threads = rayon::current_num_threads();
     let mut rows = Vec::new();
-    for shape in CPU_SHAPES.iter().filter(|shape| args.wants(shape.dims)) {
+    let own: Vec<CpuShape> = args.own_shapes()?.iter().map(Own::on_cpu).collect();
+    for shape in CPU_SHAPES.iter().filter(|shape| args.wants(shape.dims)).chain(&own) {
         for &dtype in args.dtypes.iter().filter(|&&dtype| dtype == DType::F32 || shape.half) {
             eprintln!("{threads} threads: {} {}", shape_name(shape.dims), dtype.as_str());
             let case = Case::new(shape, dtype)?;

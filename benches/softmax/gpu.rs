@@ -2,7 +2,7 @@
 
 use crate::around::{call, Call, AROUND};
 use crate::report::{write_csv, Facts, Row, FIRST_CALL};
-use crate::shapes::{dim_name, shape_name, Shape, CANDLE, CANDLE_LAST_DIM, GPU_SHAPES, OURS};
+use crate::shapes::{dim_name, shape_name, Own, Shape, CANDLE, CANDLE_LAST_DIM, GPU_SHAPES, OURS};
 use crate::{check, median, Args};
 use anyhow::{bail, ensure, Context, Result};
 use candle_core::backend::BackendStorage;
@@ -121,7 +121,8 @@ struct Case<'a> {
 pub fn run(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>)> {
     let mut gpu = Gpu::new(device, args.quick)?;
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
-    let shapes: Vec<&Shape> = GPU_SHAPES.iter().filter(|shape| args.wants(shape.dims)).collect();
+    let own: Vec<Shape> = args.own_shapes()?.iter().map(Own::on_gpu).collect();
+    let shapes: Vec<&Shape> = GPU_SHAPES.iter().filter(|shape| args.wants(shape.dims)).chain(&own).collect();
     let total = shapes.len() * args.dtypes.len();
     let start = Instant::now();
     for &dtype in &args.dtypes {

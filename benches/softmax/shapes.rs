@@ -1,6 +1,6 @@
 //! What is measured, and what is aimed at.
 
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context, Result};
 use candle_core::{DType, Tensor};
 
 /// How fast a kernel shall be.
@@ -15,7 +15,7 @@ pub enum Target {
 pub struct Shape {
     pub dims: &'static [usize],
     pub dim: usize,
-    pub target: Target,
+    pub target: Option<Target>,
     /// Whether the target, loosened by [`OFFSET_ALLOWANCE`], also stands for a tensor that starts one element later.
     pub offset_target: bool,
     /// Whether the journey from Safe to the chosen kernel is measured on it.
@@ -26,7 +26,7 @@ pub struct Shape {
 pub const OFFSET_ALLOWANCE: f64 = 1.1;
 
 const fn rows(dims: &'static [usize; 2], target: Target) -> Shape {
-    Shape { dims, dim: 1, target, offset_target: true, journey: false }
+    Shape { dims, dim: 1, target: Some(target), offset_target: true, journey: false }
 }
 
 const fn journey(shape: Shape) -> Shape {
@@ -38,10 +38,14 @@ const fn no_offset_target(shape: Shape) -> Shape {
 }
 
 const fn along(dims: &'static [usize], dim: usize, target: Target) -> Shape {
-    Shape { dims, dim, target, offset_target: false, journey: false }
+    Shape { dims, dim, target: Some(target), offset_target: false, journey: false }
 }
 
-pub const GPU_SHAPES: [Shape; 23] = [
+const fn without_target(dims: &'static [usize], dim: usize) -> Shape {
+    Shape { dims, dim, target: None, offset_target: false, journey: false }
+}
+
+pub const GPU_SHAPES: [Shape; 27] = [
     // Short lines.
     journey(rows(&[2097152, 16], Target::Copies(1.02, 1.02))),
     journey(rows(&[131072, 32], Target::Copies(1.15, 1.15))),
@@ -72,6 +76,11 @@ pub const GPU_SHAPES: [Shape; 23] = [
     along(&[8, 4096, 4096], 1, Target::Copies(1.2, 1.2)),
     along(&[32, 8, 4096, 64], 2, Target::Copies(1.2, 1.2)),
     along(&[16, 64, 56, 56], 1, Target::Copies(1.35, 1.35)),
+    // The shortest lines, narrow rows, few of them, and long lines along another dimension.
+    without_target(&[16777216, 3], 1),
+    without_target(&[262144, 128, 2], 1),
+    without_target(&[65536, 3, 256], 1),
+    without_target(&[20, 50000, 50], 1),
     // Small.
     no_offset_target(rows(&[512, 512], Target::Micros(2.0))),
 ];
@@ -86,11 +95,39 @@ impl Shape {
             return None;
         }
         let allowance = if offset > 0 { OFFSET_ALLOWANCE } else { 1.0 };
-        Some(match self.target {
+        Some(match self.target? {
             Target::Copies(f32, _) if dtype == DType::F32 => Target::Copies(f32 * allowance, f32 * allowance),
             Target::Copies(_, half) => Target::Copies(half * allowance, half * allowance),
             Target::Micros(micros) => Target::Micros(micros * allowance),
         })
+    }
+}
+
+/// A shape and dimension asked for by name, for which nothing is aimed at.
+pub struct Own {
+    dims: &'static [usize],
+    dim: usize,
+}
+
+impl Own {
+    /// Of "100x600x128@1".
+    pub fn parse(name: &str) -> Result<Self> {
+        let expected = || format!("{name:?} is no shape and dimension such as 100x600x128@1");
+        let (dims, dim) = name.split_once('@').with_context(expected)?;
+        let dims: Vec<usize> = dims.split('x').map(str::parse).collect::<Result<_, _>>().with_context(expected)?;
+        let dim = dim.parse().with_context(expected)?;
+        ensure!(dim < dims.len() && !dims.contains(&0), expected());
+        // As long-lived as the others; there are a few.
+        Ok(Self { dims: dims.leak(), dim })
+    }
+
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub fn on_gpu(&self) -> Shape {
+        without_target(self.dims, self.dim)
+    }
+
+    pub fn on_cpu(&self) -> CpuShape {
+        cpu(self.dims, self.dim, true)
     }
 }
 
