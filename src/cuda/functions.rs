@@ -50,7 +50,8 @@ impl Key {
     fn name(&self) -> String {
         let log = if self.output == Output::LogProbability { "log_" } else { "" };
         // Of kernels in families that tell lines of whole packs from any others
-        let packed = |family: &str, whole: bool| format!("{family}{}_{log}softmax", if whole { "" } else { "_any" });
+        let any = |whole: bool| if whole { "" } else { "_any" };
+        let packed = |family: &str, whole: bool| format!("{family}{}_{log}softmax", any(whole));
         let fused = |group: &str, backward: bool, lines: FusedLines| {
             let of = match lines {
                 FusedLines::Packs => "",
@@ -74,8 +75,13 @@ impl Key {
             Kernel::Cluster { count, whole } => format!("{}_{count}", packed("cluster", whole)),
             Kernel::Grid => "grid_softmax".into(),
             Kernel::Shared { aligned } => format!("shared{}_{log}softmax", if aligned { "" } else { "_shifted" }),
-            Kernel::SplitStates { whole } => format!("split{}_states", if whole { "" } else { "_any" }),
+            Kernel::SplitStates { whole } => format!("split{}_states", any(whole)),
             Kernel::SplitApply { whole } => packed("split", whole),
+            Kernel::SplitColumnsStates { whole } => format!("split_columns{}_states", any(whole)),
+            Kernel::SplitColumnsApply { whole } => format!("split_columns{}_softmax", any(whole)),
+            Kernel::Run { len } => format!("run_{log}softmax_{len}"),
+            Kernel::FewRows { columns, rows, whole } => format!("{}_{columns}x{rows}", packed("few_rows", whole)),
+            Kernel::Narrow { whole } => packed("narrow", whole),
             Kernel::Column { columns, rows, whole } => format!("{}_{columns}x{rows}", packed("column", whole)),
             Kernel::Strip(Strips::Narrow) => packed("strip", true),
             Kernel::Strip(Strips::Wide) => packed("strip_wide", true),
@@ -83,6 +89,9 @@ impl Key {
             Kernel::Resident { held } => format!("resident_{log}softmax_{held}"),
             Kernel::BackwardColumns => "backward_columns".into(),
             Kernel::BackwardReduce => "backward_reduce".into(),
+            Kernel::BackwardNarrow { whole } => format!("narrow{}_backward", any(whole)),
+            Kernel::BackwardSplitSums { whole } => format!("split_columns{}_sums", any(whole)),
+            Kernel::BackwardSplitColumns { whole } => format!("split_columns{}_backward", any(whole)),
             Kernel::BackwardTile { words } => format!("tile_backward_{words}"),
             Kernel::BackwardWarp { count } => format!("backward_warp_{count}"),
             Kernel::BackwardBlock { count } => format!("backward_block_{count}"),
@@ -278,10 +287,22 @@ mod tests {
             kernels.extend([Kernel::FusedReduce { backward }, Kernel::FusedColumns { backward }]);
         }
         kernels.push(Kernel::FusedCluster);
+        kernels.extend((2..8).map(|len| Kernel::Run { len }));
+        let of_columns = |whole| {
+            let softmax = [Kernel::SplitColumnsStates { whole }, Kernel::SplitColumnsApply { whole }];
+            let backward = [Kernel::BackwardSplitSums { whole }, Kernel::BackwardSplitColumns { whole }];
+            let narrow = [Kernel::Narrow { whole }, Kernel::BackwardNarrow { whole }];
+            [softmax, backward, narrow].concat()
+        };
+        kernels.extend(of_columns(true));
         for dtype in ["f32", "f64", "f16", "bf16"] {
             let (whole, any) = (true, false);
             let wide: &[Kernel] = match dtype {
                 "f32" => &[
+                    Kernel::FewRows { columns: 4, rows: 4, whole },
+                    Kernel::FewRows { columns: 4, rows: 8, whole },
+                    Kernel::FewRows { columns: 1, rows: 4, whole: any },
+                    Kernel::FewRows { columns: 1, rows: 8, whole: any },
                     Kernel::Column { columns: 4, rows: 16, whole },
                     Kernel::Column { columns: 1, rows: 16, whole: any },
                     Kernel::Column { columns: 1, rows: 32, whole: any },
@@ -306,6 +327,10 @@ mod tests {
                     Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                 ],
                 "f64" => &[
+                    Kernel::FewRows { columns: 2, rows: 4, whole },
+                    Kernel::FewRows { columns: 2, rows: 8, whole },
+                    Kernel::FewRows { columns: 1, rows: 4, whole: any },
+                    Kernel::FewRows { columns: 1, rows: 8, whole: any },
                     Kernel::Column { columns: 2, rows: 16, whole },
                     Kernel::Column { columns: 1, rows: 16, whole: any },
                     Kernel::BackwardWarp { count: 8 },
@@ -319,6 +344,10 @@ mod tests {
                     Kernel::Cluster { count: 32, whole: any },
                 ],
                 _ => &[
+                    Kernel::FewRows { columns: 8, rows: 4, whole },
+                    Kernel::FewRows { columns: 8, rows: 8, whole },
+                    Kernel::FewRows { columns: 2, rows: 4, whole: any },
+                    Kernel::FewRows { columns: 2, rows: 8, whole: any },
                     Kernel::FusedWarp { backward: false, lines: FusedLines::ScoresWindow },
                     Kernel::FusedBlock { backward: false, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: false, lines: FusedLines::ScoresWindow },
@@ -358,7 +387,8 @@ mod tests {
                     Kernel::Cluster { count: 128, whole: any },
                 ],
             };
-            for &kernel in kernels.iter().chain(wide) {
+            let of_elements = if matches!(dtype, "f16" | "bf16") { of_columns(false) } else { vec![] };
+            for &kernel in kernels.iter().chain(wide).chain(&of_elements) {
                 for output in [Output::Probability, Output::LogProbability] {
                     for compute_capability in [75, 90] {
                         use FusedLines::{Scores, ScoresWindow};

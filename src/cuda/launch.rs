@@ -1,7 +1,10 @@
 //! HOW a kernel is launched: the only `unsafe` launches.
 
 use super::functions::{self, Function, Key};
-use super::plan::{Kernel, Plan, CHUNK_BYTES, MAX_BOX_ROWS, PACK_BYTES, RESIDENT_BOX, RESIDENT_COLUMNS};
+use super::plan::{
+    narrow_units, Kernel, NarrowUnits, Plan, CHUNK_BYTES, MAX_BOX_ROWS, NARROW_ALONE, PACK_BYTES, RESIDENT_BOX,
+    RESIDENT_COLUMNS,
+};
 use crate::lines::Lines;
 use crate::op::Output;
 use crate::state::Real;
@@ -44,6 +47,7 @@ impl CudaElement for bf16 {
 }
 
 /// Arguments of a kernel, each passed by the address of a copy.
+#[derive(Clone, Copy)]
 struct Arguments {
     values: [u64; 12],
     count: usize,
@@ -173,15 +177,25 @@ pub(super) fn softmax<T: CudaElement>(
     // checked above; a plan covers all lines, and the kernels mask or stride over what lies beyond.
     match plan.kernel {
         Kernel::SplitApply { whole } => {
-            let parts = plan.grid.0 as usize * plan.grid.1 as usize;
             // SAFETY: the first kernel writes every state (two numbers each), before the second reads them.
-            let mut states = unsafe { device.alloc::<T::Real>(2 * parts)? };
+            let mut states = unsafe { device.alloc::<T::Real>(2 * plan.blocks())? };
             let (states, _states_written) = states.device_ptr_mut(&stream);
             for kernel in [Kernel::SplitStates { whole }, plan.kernel] {
                 let arguments = Arguments::new().push(x).push(states).push(y).push(len);
                 unsafe { launch(&stream, key(kernel), device, plan, arguments)? };
             }
             Ok(())
+        }
+        Kernel::SplitColumnsApply { whole } => {
+            let NarrowUnits { size, across, .. } = narrow_units(lines, whole, size_of::<T>());
+            // SAFETY: the first kernel writes every state (two numbers each), before the second reads them.
+            let mut states = unsafe { device.alloc::<T::Real>(2 * plan.blocks() * across * size)? };
+            let (states, _states_written) = states.device_ptr_mut(&stream);
+            let of = |arguments: Arguments| arguments.push(len).push(inner).push(parameter).push(across as u64);
+            let first = of(Arguments::new().push(x).push(states));
+            unsafe { launch(&stream, key(Kernel::SplitColumnsStates { whole }), device, plan, first)? };
+            let second = of(Arguments::new().push(x).push(states).push(y)).push(log);
+            unsafe { launch(&stream, key(plan.kernel), device, plan, second) }
         }
         Kernel::Grid => {
             let arguments = |states| Arguments::new().push(x).push(states).push(y).push(count).push(len).push(log);
@@ -224,6 +238,12 @@ pub(super) fn softmax<T: CudaElement>(
                     tensors.push(count).push(len).push(parameter)
                 }
                 Kernel::Column { .. } => tensors.push(len).push(inner).push(parameter),
+                Kernel::Run { .. } => tensors.push(count).push(parameter),
+                Kernel::FewRows { .. } => {
+                    let threads = parameter * lines.outer as u64;
+                    tensors.push(len).push(inner).push(parameter).push(threads)
+                }
+                Kernel::Narrow { whole } => push_narrow(tensors, lines, whole, size_of::<T>(), plan),
                 Kernel::Tile { .. } => tensors.push(count).push(len).push(parameter).push(log),
                 Kernel::SafeRows | Kernel::SafeShortRows | Kernel::OnlineRows | Kernel::OnlineShortRows => {
                     tensors.push(count).push(len).push(log)
@@ -299,16 +319,38 @@ pub(super) fn softmax_backward<T: CudaElement>(
     let (y, _y_read) = y.device_ptr(&stream);
     let (g, _g_read) = g.device_ptr(&stream);
     let (grad, _grad_written) = grad.device_ptr_mut(&stream);
-    let tensors = Arguments::new().push(y).push(g).push(grad).push(lines.count() as u64).push(lines.len as u64);
-    let log = (output == Output::LogProbability) as u64;
+    let (len, inner) = (lines.len as u64, lines.inner as u64);
+    let (parameter, log) = (plan.parameter as u64, (output == Output::LogProbability) as u64);
+    let tensors = Arguments::new().push(y).push(g).push(grad);
+    let key = |kernel| Key { kernel, output, dtype: T::NAME };
+    let rows = tensors.push(lines.count() as u64).push(len);
     let arguments = match plan.kernel {
-        Kernel::BackwardTile { .. } | Kernel::BackwardWarp { .. } => tensors.push(plan.parameter as u64).push(log),
-        Kernel::BackwardBlock { .. } | Kernel::BackwardCluster { .. } => tensors.push(log),
-        _ => tensors.push(lines.inner as u64).push(log),
+        Kernel::BackwardTile { .. } | Kernel::BackwardWarp { .. } => rows.push(parameter).push(log),
+        Kernel::BackwardBlock { .. } | Kernel::BackwardCluster { .. } => rows.push(log),
+        Kernel::BackwardNarrow { whole } => push_narrow(tensors, lines, whole, size_of::<T>(), plan).push(log),
+        Kernel::BackwardSplitColumns { whole } => {
+            let NarrowUnits { size, across, .. } = narrow_units(lines, whole, size_of::<T>());
+            // SAFETY: the first kernel writes every sum, before the second reads them.
+            let mut sums = unsafe { device.alloc::<T::Real>(plan.blocks() * across * size)? };
+            let (sums, _sums_written) = sums.device_ptr_mut(&stream);
+            let of = |tensors: Arguments| tensors.push(len).push(inner).push(parameter).push(across as u64).push(log);
+            let first = of(Arguments::new().push(y).push(g).push(sums));
+            unsafe { launch(&stream, key(Kernel::BackwardSplitSums { whole }), device, plan, first)? };
+            let second = of(Arguments::new().push(y).push(g).push(sums).push(grad));
+            return unsafe { launch(&stream, key(plan.kernel), device, plan, second) };
+        }
+        _ => rows.push(inner).push(log),
     };
-    let key = Key { kernel: plan.kernel, output, dtype: T::NAME };
     // SAFETY: as above, with three tensors.
-    unsafe { launch(&stream, key, device, plan, arguments) }
+    unsafe { launch(&stream, key(plan.kernel), device, plan, arguments) }
+}
+
+/// What the kernels for narrow rows are told of the lines.
+fn push_narrow(tensors: Arguments, lines: Lines, whole: bool, size: usize, plan: Plan) -> Arguments {
+    let (alone, shift) = (plan.parameter == NARROW_ALONE, plan.parameter.min(NARROW_ALONE - 1));
+    let across = narrow_units(lines, whole, size).across;
+    let lengths = tensors.push(lines.outer as u64).push(lines.len as u64).push(lines.inner as u64);
+    lengths.push(across as u64).push(shift as u64).push(alone as u64)
 }
 
 /// What a loss knows of the lines, checked: a target for each, and a weight for each class.

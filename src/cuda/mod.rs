@@ -167,8 +167,9 @@ fn launch_backward<T: CudaElement>(
 ) -> Result<()> {
     let stream = device.cuda_stream();
     let addresses = [y.device_ptr(&stream).0, g.device_ptr(&stream).0, out.device_ptr(&stream).0];
-    let aligned = addresses.iter().all(|&at| alignment(at) >= 16);
-    let plan = plan::softmax_backward(lines, aligned, size_of::<T>(), functions::facts(device)?);
+    let alignment = alignment(addresses[0] | addresses[1] | addresses[2]);
+    let elements = Elements { size: size_of::<T>(), input_alignment: alignment, output_alignment: alignment };
+    let plan = plan::softmax_backward(lines, elements, functions::facts(device)?);
     launch::softmax_backward(device, [y, g], out, lines, plan, output)
 }
 

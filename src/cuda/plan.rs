@@ -41,13 +41,16 @@ pub(crate) enum Family {
     Grid,
     Shared,
     Split,
+    Run,
+    FewRows,
+    Narrow,
     Column,
     Strip,
     Resident,
 }
 
 impl Family {
-    pub const ALL: [(&'static str, Self); 11] = [
+    pub const ALL: [(&'static str, Self); 14] = [
         ("online", Self::Online),
         ("reduce", Self::Reduce),
         ("tile", Self::Tile),
@@ -56,6 +59,9 @@ impl Family {
         ("grid", Self::Grid),
         ("shared", Self::Shared),
         ("split", Self::Split),
+        ("run", Self::Run),
+        ("few-rows", Self::FewRows),
+        ("narrow", Self::Narrow),
         ("column", Self::Column),
         ("strip", Self::Strip),
         ("resident", Self::Resident),
@@ -106,6 +112,28 @@ pub(crate) enum Kernel {
     SplitApply {
         whole: bool,
     },
+    /// The same of lines side by side. `whole`: words of 4 bytes are accessed, of half precision two elements.
+    SplitColumnsStates {
+        whole: bool,
+    },
+    SplitColumnsApply {
+        whole: bool,
+    },
+    /// The shortest contiguous lines: to a thread as many whole ones as a pack of 16 bytes has elements.
+    Run {
+        len: usize,
+    },
+    /// Few rows of lines side by side: to a thread up to `rows`, whole lines, of `columns` neighbours. `whole`: rows are whole packs.
+    FewRows {
+        columns: usize,
+        rows: usize,
+        whole: bool,
+    },
+    /// Narrow rows of lines side by side in registers, by the words or elements that they are in memory. `whole` as in
+    /// [`Kernel::SplitColumnsStates`].
+    Narrow {
+        whole: bool,
+    },
     /// Lines side by side in registers: to a thread, `rows` elements of each of `columns`. `whole`: rows are whole packs.
     Column {
         columns: usize,
@@ -121,6 +149,17 @@ pub(crate) enum Kernel {
     /// The gradient, out of the result and its gradient: read twice by one thread or one block, …
     BackwardColumns,
     BackwardReduce,
+    /// … or, of lines side by side, by many, which leave the sums of the parts first, …
+    BackwardSplitSums {
+        whole: bool,
+    },
+    BackwardSplitColumns {
+        whole: bool,
+    },
+    /// … or once, where rows are narrow, as above, …
+    BackwardNarrow {
+        whole: bool,
+    },
     /// … or both in tiles as above, whose first lines begin at multiples of 16 bytes, …
     BackwardTile {
         words: usize,
@@ -271,8 +310,11 @@ pub(crate) struct Plan {
     pub shared_bytes: u32,
     /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], [`Kernel::Tile`],
     /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::StatisticsTile`], [`Kernel::LossBackwardShortRows`]) or of those
-    /// side by side ([`Kernel::Column`]), how many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`],
-    /// [`Kernel::FusedBlock`], a warp's [`FusedLines::ScoresWindow`]), the rows of a block ([`Kernel::Strip`], [`Kernel::Resident`]),
+    /// side by side ([`Kernel::Column`]) or of those that share all lines side by side ([`Kernel::Narrow`], [`Kernel::BackwardNarrow`],
+    /// [`NARROW_ALONE`] if a block does),
+    /// threads side by side ([`Kernel::FewRows`]), whether both tensors begin at multiples of 16 bytes ([`Kernel::Run`]), how many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`],
+    /// [`Kernel::FusedBlock`], a warp's [`FusedLines::ScoresWindow`]), the rows of a block ([`Kernel::Strip`], [`Kernel::Resident`],
+    /// [`Kernel::SplitColumnsApply`], [`Kernel::BackwardSplitColumns`]),
     /// or the blocks of a line ([`Kernel::LossBackwardRows`]).
     pub parameter: i32,
     /// Whether the L2 cache has no room for both tensors, which [`Kernel::Resident`] is told.
@@ -280,6 +322,10 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    pub fn blocks(self) -> usize {
+        self.grid.0 as usize * self.grid.1 as usize
+    }
+
     /// Whether its blocks wait for each other, beyond clusters: all must run at once.
     pub fn is_cooperative(self) -> bool {
         self.kernel == Kernel::Grid && self.cluster == 1
@@ -434,12 +480,41 @@ const SYSTEM_SHARED: usize = 1024;
 pub(crate) const MAX_BOX_ROWS: usize = 256;
 const BOX_ROWS: usize = 8;
 /// Up to this length a thread takes half as many rows: 1.33, with more 1.52 at (16, 64, 56, 56) dim 1 f32.
-const FEW_ROWS: usize = 128;
+const HALF_ROWS: usize = 128;
 /// Up to this length packs are not used but of half precision, and of two elements there: (16, 64, 56, 56) dim 1 f16 3.31
 /// us, four columns of eight rows 3.49. Element by element, at an offset of one, two columns of sixteen rows 4.4, of 32 6.2.
 const SHORT_PACKS: usize = 64;
-/// Shorter lines side by side are read twice by a thread each, the second time from the L1 cache.
-const SHORT_COLUMN: usize = 16;
+
+/// Contiguous lines up to this length are taken in runs: 33554432 x 2 bf16 on an H100 1.01, in tiles 4.33, 1198372 x 7 1.2 and 2.2.
+const RUN_ROW: usize = 7;
+const RUN_BLOCK: usize = 128;
+/// Lines side by side up to this length are a thread's, whole: 87381 x 3 x 256 bf16 1.0 and f32 1.0, read twice by a thread each 4.5 and 2.0.
+const FEW_ROWS: usize = 8;
+const FEW_ROWS_BLOCK: usize = 128;
+/// As `kernels/narrow_softmax.cu` has it: units of a thread. As many as there is room for: (262144, 128, 2) bf16 with sixteen 1.02 copies,
+/// eight 1.12, four 1.5.
+const NARROW_UNITS: usize = 16;
+const NARROW_BLOCK: usize = 128;
+/// The most warps of a block.
+const NARROW_WARPS: usize = 32;
+pub(super) const NARROW_ALONE: i32 = 6;
+/// Rows up to this are narrow, in bytes, if they are whole packs, and less are so however few blocks there are. On an H100 bf16, copies:
+/// (32768, 128, 2) 1.5 and as columns 49, (335544, 50, 4) 1.0 and 11, (16384, 64, 8) 1.4 and 6.8, (524, 500, 16) 1.0 and 1.9; but (699, 500, 24)
+/// 1.9 and 1.5, since a row's twelve words leave eight lanes of a warp without any.
+const NARROWEST_ROW: usize = 32;
+/// Others up to this, and longer lines of half precision whose rows are wider: (10485, 128, 50) bf16 1.0 and 1.5, (2621, 64, 50) 10.8 us and 9.3,
+/// (699, 500, 24) f32 at an offset of one element 37 and 25.
+const NARROW_ROW: usize = 64;
+/// Fewer than eight lanes, which access less than a sector of memory side by side, take so many units at most: (32768, 16, 4) bf16 by four lanes
+/// with eight each 3.5 us, by two with sixteen 11.3, by eight with four 4.6; f32 by eight with eight 4.8, by four with sixteen 12.2.
+const NARROW_FEW_UNITS: usize = 10;
+/// Split lines side by side, as `kernels/split_columns.cu` has it: threads of a block, how many blocks there shall be to a multiprocessor, and
+/// how many bytes a part shall have, at least, and how many times as many as all states of its lines, which it reads: (34, 30000, 2) bf16 in
+/// 32 parts 39 us, a block for each line 17.
+const SPLIT_COLUMNS_BYTES: usize = 32 << 10;
+const SPLIT_COLUMNS_BLOCK: usize = 512;
+const SPLIT_COLUMNS_EACH: usize = 8;
+const SPLIT_COLUMNS_RATIO: usize = 4;
 
 /// Of a block whose threads take a line each, as `kernels/thread_per_line.cuh` has it.
 const THREADS: usize = 128;
@@ -491,8 +566,9 @@ pub(crate) fn softmax(
     }
 }
 
-/// The kernel for the backward of softmax. `aligned`: all three tensors begin at multiples of 16 bytes.
-pub(crate) fn softmax_backward(lines: Lines, aligned: bool, size: usize, device: DeviceFacts) -> Plan {
+/// The kernel for the backward of softmax. The input's alignment is that of the result and of its gradient.
+pub(crate) fn softmax_backward(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
+    let (size, alignment) = (elements.size, elements.input_alignment.min(elements.output_alignment));
     let twice = || {
         if lines.inner > 1 && lines.count() >= MANY {
             thread_per_line(Kernel::BackwardColumns, lines)
@@ -503,10 +579,18 @@ pub(crate) fn softmax_backward(lines: Lines, aligned: bool, size: usize, device:
     let forced = match device.forced {
         Some(Family::Online) => Some(thread_per_line(Kernel::BackwardColumns, lines)),
         Some(Family::Reduce) => Some(block_per_line(Kernel::BackwardReduce, lines)),
+        Some(Family::Narrow) => narrow_backward(lines, elements),
+        Some(Family::Split) => split_columns_backward(lines, elements, device),
         _ => None,
     };
+    let side_by_side = || {
+        let enough = |plan: &Plan| is_narrowest(lines, elements) || plan.grid.0 as usize >= device.multiprocessors;
+        narrow_backward(lines, elements)
+            .filter(enough)
+            .or_else(|| split_columns_backward(lines, elements, device).filter(|_| lines.count() < MANY))
+    };
     let held = || {
-        let possible = aligned && lines.inner == 1 && lines.len <= MAX_REGISTER_LINE;
+        let possible = alignment.is_multiple_of(PACK_BYTES) && lines.inner == 1 && lines.len <= MAX_REGISTER_LINE;
         if !possible {
             return None;
         }
@@ -515,7 +599,25 @@ pub(crate) fn softmax_backward(lines: Lines, aligned: bool, size: usize, device:
             false => tile_backward(lines, size),
         }
     };
-    forced.or_else(held).unwrap_or_else(twice)
+    forced.or_else(held).or_else(side_by_side).unwrap_or_else(twice)
+}
+
+fn narrow_backward(lines: Lines, elements: Elements) -> Option<Plan> {
+    match narrow(lines, elements)? {
+        plan @ Plan { kernel: Kernel::Narrow { whole }, .. } => {
+            Some(Plan { kernel: Kernel::BackwardNarrow { whole }, ..plan })
+        }
+        _ => None,
+    }
+}
+
+fn split_columns_backward(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
+    match split_columns(lines, elements, device)? {
+        plan @ Plan { kernel: Kernel::SplitColumnsApply { whole }, .. } => {
+            Some(Plan { kernel: Kernel::BackwardSplitColumns { whole }, ..plan })
+        }
+        _ => None,
+    }
 }
 
 /// Short lines that are not whole packs
@@ -888,6 +990,8 @@ fn chosen(lines: Lines, output: Output, elements: Elements, device: DeviceFacts)
     let best_first: &[Family] = if lines.inner == 1 {
         let few = lines.count() < 2 * device.multiprocessors && lines.len * elements.size >= SPLIT_BYTES;
         match few {
+            _ if few_in_clusters(lines, elements, device) => &[Family::Cluster],
+            _ if run_is_best(lines, elements) => &[Family::Run],
             _ if shared_is_best(lines, output, elements, device) => &[Family::Shared],
             true if grid_is_best(lines, elements, device) => {
                 &[Family::Tile, Family::Register, Family::Grid, Family::Cluster, Family::Split]
@@ -896,10 +1000,12 @@ fn chosen(lines: Lines, output: Output, elements: Elements, device: DeviceFacts)
             false => &[Family::Tile, Family::Register, Family::Cluster],
         }
     } else {
-        match lines.len < SHORT_COLUMN && lines.count() >= MANY {
-            true => &[Family::Online],
-            false if lines.len < RESIDENT_LEAST => &[Family::Strip, Family::Column],
-            false => &[Family::Resident, Family::Strip, Family::Column],
+        match lines.len {
+            _ if narrow_is_best(lines, elements, device) => &[Family::Narrow],
+            _ if is_narrowest(lines, elements) => &[Family::Column, Family::Split],
+            len if len <= FEW_ROWS => &[Family::FewRows],
+            len if len < RESIDENT_LEAST => &[Family::Strip, Family::Column, Family::Split],
+            _ => &[Family::Resident, Family::Strip, Family::Column, Family::Split],
         }
     };
     let last = match lines.inner > 1 && lines.count() >= MANY {
@@ -919,7 +1025,11 @@ fn of_family(family: Family, lines: Lines, elements: Elements, device: DeviceFac
         Family::Cluster => cluster(lines, elements, device),
         Family::Grid => grid(lines, elements, device),
         Family::Shared => shared(lines, elements, device),
+        Family::Split if lines.inner > 1 => split_columns(lines, elements, device),
         Family::Split => split(lines, elements, device),
+        Family::Run => run(lines, elements),
+        Family::FewRows => few_rows(lines, elements),
+        Family::Narrow => narrow(lines, elements),
         Family::Column => column(lines, elements, device),
         Family::Strip => strip(lines, elements, device),
         Family::Resident => resident(lines, elements, device),
@@ -1103,10 +1213,15 @@ fn cluster(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan
     // Few lines are spread as wide as can be: 4.0 µs with sixteen blocks and 5.2 with eight at 1 x 151936 bf16. Where elements
     // are shifted, over twice the threads: 4.7 µs at an offset of one element of f32, and 5.1.
     let few = lines.count() * blocks < 2 * device.multiprocessors;
+    // Of short lines no wider than there are multiprocessors for: 64 x 32768 f32 in four blocks 5.5 us, in sixteen 6.8; but 41 x 50257 7.1 and
+    // 5.3 (H100).
+    let short = needed <= warps;
     // So are lines of half precision that leave blocks four warps: 64 x 151936 sixteen 11.1 us, eight 11.6, 64 x 128256 8.5 and 9.1,
     // 128 x 128256 17.0 and 17.4, 256 x 151936 41.7 and 42.1; but 64 x 65536 6.2 and 5.1, 128 x 100352 15.3 and 14.7.
     let long = elements.size == 2 && !many && 2 * needed > 7 * largest;
-    if few || long {
+    if few && short {
+        blocks = 1 << (2 * device.multiprocessors / lines.count()).clamp(blocks, largest).ilog2();
+    } else if few || long {
         blocks = largest;
     }
     let halved = few && !whole && elements.size == 4 && 2 * needed.div_ceil(blocks) <= warps;
@@ -1129,6 +1244,24 @@ fn cluster(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan
         parameter: ahead as i32,
         ..plan(Kernel::Cluster { count, whole }, lines.count() * blocks, threads)
     })
+}
+
+/// Whether lines that blocks could hold are better off in clusters, since they leave most multiprocessors idle: 1 x 16384 f32 in a block 3.7 us,
+/// in a cluster 2.4, 8 x 32000 bf16 4.2 and 2.4, 32 x 12288 f32 3.6 and 3.25, 32 x 32768 bf16 4.6 and 3.3; but 1 x 8192 f32 2.4 and 2.4, 32 x 12288
+/// bf16 2.9 and 3.0, and at an offset of one element 16 x 12288 bf16 3.7 and 3.7, 32 x 20000 4.2 and 4.4 (H100).
+fn few_in_clusters(lines: Lines, elements: Elements, device: DeviceFacts) -> bool {
+    let half = elements.size == 2;
+    let least = match (half && !whole_packs(lines, elements), half && 8 * lines.count() > device.multiprocessors) {
+        (false, false) => 8192,
+        (true, true) => 32_767,
+        _ => 16_384,
+    };
+    device.compute_capability >= 90
+        && lines.inner == 1
+        && elements.size < 8
+        && lines.len > least
+        && 4 * lines.count() <= device.multiprocessors
+        && block(lines, whole_packs(lines, elements), elements, device).is_some()
 }
 
 /// Whether few lines are better off so than in clusters or split.
@@ -1211,6 +1344,141 @@ fn split(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> 
     possible.then(|| plan_across(Kernel::SplitApply { whole }, (parts, lines.count()), SPLIT_BLOCK))
 }
 
+/// Where elements are accessed one by one it takes many of them: 22369621 x 3 bf16 at an offset of one element 98 us, in tiles 288, but 37449 x 7
+/// 3.2 and 1.7, 299593 x 7 f32 5.6 and 4.7 (H100).
+fn run_is_best(lines: Lines, elements: Elements) -> bool {
+    let whole = elements.input_alignment.min(elements.output_alignment).is_multiple_of(PACK_BYTES);
+    let many = lines.elem_count() >= 1 << 20 && (elements.size == 2 || lines.len < 6);
+    lines.len <= RUN_ROW && !(lines.len * elements.size).is_multiple_of(PACK_BYTES) && (whole || many)
+}
+
+/// Lines of a few elements.
+fn run(lines: Lines, elements: Elements) -> Option<Plan> {
+    let alignment = elements.input_alignment.min(elements.output_alignment);
+    // A thread's lines are as many as a pack has elements.
+    let grid = lines.count().div_ceil(RUN_BLOCK * (PACK_BYTES / elements.size));
+    let possible = lines.inner == 1 && (2..=RUN_ROW).contains(&lines.len) && grid <= MAX_GRID;
+    let whole = alignment.is_multiple_of(PACK_BYTES) as i32;
+    possible.then(|| Plan { parameter: whole, ..plan(Kernel::Run { len: lines.len }, grid, RUN_BLOCK) })
+}
+
+/// A few rows of lines side by side.
+fn few_rows(lines: Lines, elements: Elements) -> Option<Plan> {
+    let pack = PACK_BYTES / elements.size;
+    let whole = lines.inner.is_multiple_of(pack)
+        && elements.input_alignment.is_multiple_of(PACK_BYTES)
+        && elements.output_alignment.is_multiple_of(PACK_BYTES);
+    let columns = match elements.size {
+        _ if whole => pack,
+        2 => 2,
+        _ => 1,
+    };
+    let across = lines.inner.div_ceil(columns);
+    let threads = across.saturating_mul(lines.outer);
+    let possible = lines.inner > 1 && lines.len <= FEW_ROWS && threads <= MAX_GRID;
+    let rows = if lines.len <= FEW_ROWS / 2 { FEW_ROWS / 2 } else { FEW_ROWS };
+    possible.then(|| Plan {
+        parameter: across as i32,
+        ..plan(Kernel::FewRows { columns, rows, whole }, threads.div_ceil(FEW_ROWS_BLOCK), FEW_ROWS_BLOCK)
+    })
+}
+
+/// How lines side by side lie in units: words of 4 bytes, or elements.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NarrowUnits {
+    /// Elements of a unit.
+    pub size: usize,
+    /// The units after which the columns are the same again, or a warp's if a row is longer.
+    pub across: usize,
+    /// Whether it is longer.
+    pub strips: bool,
+}
+
+/// `whole`: units are words.
+pub(super) fn narrow_units(lines: Lines, whole: bool, element_size: usize) -> NarrowUnits {
+    let size = if whole && element_size == 2 { 2 } else { 1 };
+    // A row that ends in the middle of a word has another one in it.
+    let units = if lines.inner.is_multiple_of(size) { lines.inner / size } else { lines.inner };
+    NarrowUnits { size, across: units.min(WARP), strips: units > WARP }
+}
+
+/// Whether the tensors and each run of so many elements begin with a whole word; of others than half precision they do.
+fn in_words(elements: Elements, run: usize) -> bool {
+    let alignment = elements.input_alignment.min(elements.output_alignment);
+    elements.size > 2 || (run.is_multiple_of(2) && alignment.is_multiple_of(4))
+}
+
+fn narrow_is_best(lines: Lines, elements: Elements, device: DeviceFacts) -> bool {
+    let row = lines.inner.saturating_mul(elements.size);
+    let packs = row.is_multiple_of(PACK_BYTES) && elements.input_alignment.is_multiple_of(PACK_BYTES);
+    let is_narrow = match packs {
+        true => row <= NARROWEST_ROW,
+        false => row < NARROW_ROW || (elements.size == 2 && lines.len > NARROW_ROW),
+    };
+    is_narrow
+        && narrow(lines, elements)
+            .is_some_and(|plan| is_narrowest(lines, elements) || plan.grid.0 as usize >= device.multiprocessors)
+}
+
+/// Whether rows are so narrow that kernels for wide ones leave most threads idle.
+fn is_narrowest(lines: Lines, elements: Elements) -> bool {
+    lines.inner > 1 && lines.inner.saturating_mul(elements.size) < NARROWEST_ROW
+}
+
+/// Narrow rows of lines side by side.
+fn narrow(lines: Lines, elements: Elements) -> Option<Plan> {
+    let all = lines.len.checked_mul(lines.inner).filter(|&all| lines.inner > 1 && all <= MAX_REGISTER_LINE)?;
+    let whole = in_words(elements, all);
+    let NarrowUnits { size, across, strips } = narrow_units(lines, whole, elements.size);
+    let units = all / size;
+    // What some lanes, of which those that are over have nothing to do, have room for
+    let room = |lanes: usize| lanes / across * across * if lanes < 8 { NARROW_FEW_UNITS } else { NARROW_UNITS };
+    let kernel = Kernel::Narrow { whole };
+    let least = if units > NARROW_UNITS { 2 } else { 0 };
+    let share = (least..=5).find(|&shift| room(1 << shift) >= units).map(|shift| {
+        let grid = lines.outer.div_ceil(NARROW_BLOCK >> shift);
+        Plan { parameter: shift, ..plan(kernel, grid.min(MAX_GRID + 1), NARROW_BLOCK) }
+    });
+    let alone = || {
+        let warps = units.div_ceil(room(WARP));
+        let states = (warps + 1) * across * size;
+        let shared_bytes = (states * 2 * elements.size.max(4)) as u32;
+        let most = if elements.size == 8 { NARROW_WARPS / 2 } else { NARROW_WARPS };
+        let plan = plan(kernel, lines.outer.min(MAX_GRID + 1), warps * WARP);
+        (warps <= most).then_some(Plan { parameter: NARROW_ALONE, shared_bytes, ..plan })
+    };
+    if strips {
+        return None;
+    }
+    share.or_else(alone).filter(|plan| plan.grid.0 as usize <= MAX_GRID)
+}
+
+/// Long lines side by side.
+fn split_columns(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
+    let whole = in_words(elements, lines.inner) || (in_words(elements, lines.len) && lines.inner <= WARP);
+    let NarrowUnits { size, across, strips } = narrow_units(lines, whole, elements.size);
+    let strips = if strips { lines.inner.div_ceil(size * across) } else { 1 };
+    let blocks = SPLIT_COLUMNS_EACH * device.multiprocessors;
+    let states = 2 * elements.size.max(4);
+    let balanced = (lines.len * elements.size / (SPLIT_COLUMNS_RATIO * states)).isqrt();
+    let bytes = lines.len.saturating_mul(lines.inner.min(size * across)).saturating_mul(elements.size);
+    let most = balanced.min(bytes / SPLIT_COLUMNS_BYTES);
+    let parts = blocks.div_ceil(strips.saturating_mul(lines.outer)).min(most).max(1);
+    // Of whole words, however many elements a row has
+    let rows = lines.len.div_ceil(parts).next_multiple_of(2);
+    let parts = lines.len.div_ceil(rows);
+    let possible = lines.inner > 1
+        && lines.len <= MAX_REGISTER_LINE
+        && lines.inner <= MAX_REGISTER_LINE
+        && rows.saturating_mul(lines.inner.min(WARP * size)) <= MAX_REGISTER_LINE
+        && lines.outer <= u16::MAX as usize
+        && parts * strips <= MAX_GRID;
+    possible.then(|| Plan {
+        parameter: rows as i32,
+        ..plan_across(Kernel::SplitColumnsApply { whole }, (parts * strips, lines.outer), SPLIT_COLUMNS_BLOCK)
+    })
+}
+
 /// Columns of a thread and rows, as `kernels/column_softmax.cu` and `column_any_softmax.cu` have them.
 fn column_tile(whole: bool, len: usize, elements: Elements) -> (usize, usize) {
     match (whole, elements.size) {
@@ -1219,7 +1487,7 @@ fn column_tile(whole: bool, len: usize, elements: Elements) -> (usize, usize) {
         (true, _) => (4, 16),
         (false, 8) => (1, 16),
         (false, 2) => (2, 32),
-        (false, _) if len <= FEW_ROWS => (1, 16),
+        (false, _) if len <= HALF_ROWS => (1, 16),
         (false, _) => (1, 32),
     }
 }
@@ -1434,6 +1702,9 @@ mod tests {
         let cluster = |count| Kernel::Cluster { count, whole: true };
         let column = |columns, rows, whole| Kernel::Column { columns, rows, whole };
         let resident = |held| Kernel::Resident { held };
+        let few_rows = |columns, rows, whole| Kernel::FewRows { columns, rows, whole };
+        let narrow_rows = |whole| Kernel::Narrow { whole };
+        let split_columns = |whole| Kernel::SplitColumnsApply { whole };
         let [narrow, wide] = [Strips::Narrow, Strips::Wide].map(Kernel::Strip);
         let [split, any_split] = [true, false].map(|whole| Kernel::SplitApply { whole });
         let cases = [
@@ -1466,8 +1737,12 @@ mod tests {
             (lines(1, (1 << 25) + 1, 1), BF16, any_split, any_split),
             (lines(1 << 20, (1 << 30) + 1, 1), F32, Kernel::Reduce, Kernel::Reduce),
             // Short lines that are not whole packs, or would fill few of a warp's threads
-            (lines(1 << 20, 7, 1), BF16, tile(9), tile(9)),
-            (lines(1 << 20, 7, 1), F32, tile(9), tile(9)),
+            (lines(1 << 20, 9, 1), BF16, tile(9), tile(9)),
+            (lines(1 << 20, 9, 1), F32, tile(33), tile(33)),
+            (lines(1 << 20, 7, 1), BF16, Kernel::Run { len: 7 }, Kernel::Run { len: 7 }),
+            (lines(1 << 20, 2, 1), F32, Kernel::Run { len: 2 }, Kernel::Run { len: 2 }),
+            (lines(1 << 20, 4, 1), F32, warp(8), warp(8)),
+            (lines(1 << 20, 8, 1), BF16, warp(8), warp(8)),
             (lines(1 << 20, 33, 1), BF16, tile(17), tile(17)),
             (lines(1 << 20, 33, 1), F32, tile(33), tile(33)),
             (lines(1 << 20, 77, 1), BF16, tile(33), tile(17)),
@@ -1484,15 +1759,15 @@ mod tests {
             (lines(1 << 16, 2049, 1), BF16, any_block(32), any_block(32)),
             (lines(1 << 16, 701, 1), F32, tile(33), tile(33)),
             (lines(1 << 16, 777, 1), F32, any_block(16), any_block(16)),
-            (lines(8, 4096, 4096), F32, wide, Kernel::OnlineColumns),
-            (lines(1, 4096, 4096), BF16, resident(8), Kernel::OnlineColumns),
-            (lines(1, 4096, 4104), BF16, resident(8), Kernel::OnlineColumns),
-            (lines(1, 16_384, 512), BF16, resident(8), Kernel::Reduce),
-            (lines(1, 4225, 4096), BF16, narrow, Kernel::OnlineColumns),
-            (lines(1, 4096, 3000), BF16, resident(8), Kernel::Reduce),
-            (lines(1, 3200, 4096), BF16, resident(0), Kernel::OnlineColumns),
-            (lines(2, 2048, 4096), BF16, resident(8), Kernel::OnlineColumns),
-            (lines(1, 4096, 4096), F32, narrow, Kernel::OnlineColumns),
+            (lines(8, 4096, 4096), F32, wide, split_columns(true)),
+            (lines(1, 4096, 4096), BF16, resident(8), split_columns(true)),
+            (lines(1, 4096, 4104), BF16, resident(8), split_columns(true)),
+            (lines(1, 16_384, 512), BF16, resident(8), split_columns(true)),
+            (lines(1, 4225, 4096), BF16, narrow, split_columns(true)),
+            (lines(1, 4096, 3000), BF16, resident(8), split_columns(true)),
+            (lines(1, 3200, 4096), BF16, resident(0), split_columns(true)),
+            (lines(2, 2048, 4096), BF16, resident(8), split_columns(true)),
+            (lines(1, 4096, 4096), F32, narrow, split_columns(true)),
             (lines(64, 1000, 128), F32, narrow, column(4, 16, true)),
             (lines(64, 1000, 128), BF16, resident(0), column(4, 16, true)),
             (lines(132, 512, 128), BF16, resident(0), column(4, 16, true)),
@@ -1504,8 +1779,25 @@ mod tests {
             (lines(16, 64, 3136), F32, column(1, 16, false), column(1, 16, false)),
             (lines(16, 64, 3136), BF16, column(2, 16, true), column(2, 16, true)),
             (lines(16, 64, 3135), BF16, column(2, 16, false), column(2, 16, false)),
-            (lines(1 << 10, 8, 4096), F32, Kernel::OnlineColumns, Kernel::OnlineColumns),
-            (lines(1, 10_000_000, 2), F32, Kernel::Reduce, Kernel::Reduce),
+            // Few rows, narrow ones, and long lines
+            (lines(1 << 10, 8, 4096), F32, few_rows(4, 8, true), few_rows(4, 8, true)),
+            (lines(1 << 10, 3, 4096), BF16, few_rows(8, 4, true), few_rows(8, 4, true)),
+            (lines(1 << 10, 3, 4095), BF16, few_rows(2, 4, false), few_rows(2, 4, false)),
+            (lines(1 << 10, 9, 4096), BF16, column(2, 16, true), column(2, 16, true)),
+            (lines(1 << 15, 128, 2), BF16, narrow_rows(true), narrow_rows(true)),
+            (lines(1 << 15, 33, 3), BF16, narrow_rows(false), narrow_rows(false)),
+            (lines(1 << 15, 33, 3), F32, narrow_rows(true), narrow_rows(true)),
+            (lines(1 << 15, 3, 3), BF16, narrow_rows(false), narrow_rows(false)),
+            (lines(1 << 10, 128, 50), BF16, narrow_rows(true), narrow_rows(true)),
+            (lines(1 << 10, 500, 16), BF16, narrow_rows(true), narrow_rows(true)),
+            (lines(4, 500, 16), BF16, resident(0), column(4, 16, true)),
+            (lines(4, 500, 8), BF16, narrow_rows(true), narrow_rows(true)),
+            (lines(1, 10_000_000, 2), F32, split_columns(true), split_columns(true)),
+            (lines(1, 10_000_001, 3), BF16, split_columns(false), split_columns(false)),
+            (lines(40, 10_000, 8), BF16, column(4, 16, true), split_columns(true)),
+            (lines(1 << 10, 256, 24), BF16, column(4, 16, true), column(4, 16, true)),
+            (lines(10, 100_000, 64), BF16, split_columns(true), split_columns(true)),
+            (lines(10, 100_000, 127), BF16, split_columns(false), split_columns(false)),
         ];
         for (lines, elements, hopper, turing) in cases {
             assert_eq!(softmax(lines, None, elements, HOPPER).kernel, hopper, "{lines:?} {elements:?}");
@@ -1640,7 +1932,12 @@ mod tests {
 
     #[test]
     fn backward_plans_cover_the_lines() {
-        let kernel = |lines, whole, size, device| softmax_backward(lines, whole, size, device).kernel;
+        let plan_of = |lines, whole, size, device| {
+            let alignment = if whole { 16 } else { size };
+            let elements = Elements { size, input_alignment: alignment, output_alignment: alignment };
+            softmax_backward(lines, elements, device)
+        };
+        let kernel = |lines, whole, size, device| plan_of(lines, whole, size, device).kernel;
         assert_eq!(kernel(lines(9, 512, 1), true, 4, TURING), Kernel::BackwardWarp { count: 16 });
         assert_eq!(kernel(lines(9, 4096, 1), true, 4, TURING), Kernel::BackwardBlock { count: 16 });
         assert_eq!(kernel(lines(9, 32_768, 1), true, 4, TURING), Kernel::BackwardReduce);
@@ -1657,13 +1954,17 @@ mod tests {
             assert_eq!(kernel(lines(9, 1027, 1), true, 2, device), Kernel::BackwardReduce);
         }
         assert_eq!(kernel(lines(9, 4096, 4096), false, 2, HOPPER), Kernel::BackwardColumns);
+        assert_eq!(kernel(lines(1 << 15, 128, 2), true, 2, HOPPER), Kernel::BackwardNarrow { whole: true });
+        assert_eq!(kernel(lines(1 << 15, 33, 3), false, 2, TURING), Kernel::BackwardNarrow { whole: false });
+        assert_eq!(kernel(lines(10, 100_000, 64), true, 2, HOPPER), Kernel::BackwardSplitColumns { whole: true });
+        assert_eq!(kernel(lines(1, 10_000_001, 3), true, 2, HOPPER), Kernel::BackwardSplitColumns { whole: false });
         for (len, outer) in [1, 7, 8, 33, 64, 127, 511, 1000, 1001, 4096, 8192, 16_384, 128_256, 1 << 20, 1 << 24]
             .into_iter()
             .flat_map(|len| [1, 7, 1 << 20, 1 << 33].map(|outer| (len, outer)))
         {
             for size in [2, 4, 8] {
                 let lines = lines(outer, len, 1);
-                let plan = softmax_backward(lines, true, size, HOPPER);
+                let plan = plan_of(lines, true, size, HOPPER);
                 let what = format!("{lines:?} {plan:?}");
                 let (grid, block, cluster) = (plan.grid.0 as usize, plan.block as usize, plan.cluster as usize);
                 assert!((1..=MAX_GRID).contains(&grid) && block.is_multiple_of(WARP), "{what}");
@@ -1959,6 +2260,45 @@ mod tests {
             Kernel::SplitApply { .. } => {
                 assert!(plan.grid.1 as usize == lines.count() && block <= 512, "{what}");
                 assert!(grid * lines.count() * 2 * elements.size.max(4) < 1 << 20, "workspace: {what}");
+            }
+            Kernel::SplitColumnsApply { whole } => {
+                let (rows, outer) = (plan.parameter as usize, plan.grid.1 as usize);
+                let NarrowUnits { size, across, strips } = narrow_units(lines, whole, elements.size);
+                let parts = lines.len.div_ceil(rows);
+                assert!(outer == lines.outer && grid.is_multiple_of(parts) && block == 512 && across <= WARP, "{what}");
+                assert!(rows.is_multiple_of(2) && strips == (grid > parts), "{what}");
+                assert!(grid / parts * size * across >= lines.inner, "{what}");
+                assert!(size == 1 || elements.input_alignment.is_multiple_of(4), "{what}");
+                assert!(
+                    size == 1 || lines.inner.is_multiple_of(2) || (lines.len.is_multiple_of(2) && !strips),
+                    "{what}"
+                );
+            }
+            Kernel::Run { len } => {
+                assert!(grid * block * (16 / elements.size) >= lines.count() && (2..8).contains(&len), "{what}");
+                assert!(len == lines.len && lines.inner == 1 && block == 128, "{what}");
+                let whole = elements.input_alignment.min(elements.output_alignment).is_multiple_of(16);
+                assert!(plan.parameter == whole as i32, "{what}");
+            }
+            Kernel::FewRows { columns, rows, whole } => {
+                let across = plan.parameter as usize;
+                assert!(across * columns >= lines.inner && (4..=8).contains(&rows) && rows >= lines.len, "{what}");
+                assert!(grid * block >= across * lines.outer && block == 128, "{what}");
+                assert!(!whole || lines.inner.is_multiple_of(columns), "{what}");
+                assert!(!whole || elements.input_alignment.is_multiple_of(16), "{what}");
+            }
+            Kernel::Narrow { whole } => {
+                let NarrowUnits { size, across, strips } = narrow_units(lines, whole, elements.size);
+                let alone = plan.parameter == NARROW_ALONE;
+                let (warps, lanes) = if alone { (block / WARP, WARP) } else { (1, side_by_side) };
+                assert!(!strips && across <= lanes, "{what}");
+                assert!(lanes / across * across * warps * 16 * size >= lines.len * lines.inner, "{what}");
+                assert!(grid * if alone { 1 } else { block / lanes } >= lines.outer, "{what}");
+                assert!(block <= if elements.size == 8 { 512 } else { 1024 }, "{what}");
+                assert!(size == 1 || (lines.len * lines.inner).is_multiple_of(2), "{what}");
+                assert!(size == 1 || elements.input_alignment.is_multiple_of(4), "{what}");
+                let states = (warps + 1) * across * size * 2 * elements.size.max(4);
+                assert!(!alone || (states..=48 << 10).contains(&(plan.shared_bytes as usize)), "{what}");
             }
             Kernel::Column { columns, rows, whole } => {
                 assert!(side_by_side <= WARP && block.is_multiple_of(side_by_side) && plan.cluster <= 16, "{what}");

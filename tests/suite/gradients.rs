@@ -109,6 +109,34 @@ fn formula_in_every_dtype() -> Result<()> {
     Ok(())
 }
 
+/// Rows of any length side by side: shared by a part of a warp, a warp and a block, and lines that are split over several blocks.
+#[test]
+fn lines_side_by_side() -> Result<()> {
+    let shapes = [
+        (500, 33, 3),
+        (500, 34, 3),
+        (300, 128, 2),
+        (900, 3, 2),
+        (200, 20, 5),
+        (40, 100, 25),
+        (30, 64, 50),
+        (7, 5001, 2),
+        (3, 9000, 3),
+        (2, 3000, 70),
+        (1, 9001, 33),
+        (2, 30_000, 7),
+        (1, 100_001, 4),
+    ];
+    for device in devices() {
+        for dtype in DTYPES {
+            for shape in shapes {
+                check_formula(shape, dtype, &device)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Gradients that leave the caches, and such that threads write side by side.
 #[test]
 fn many_megabytes() -> Result<()> {

@@ -307,6 +307,24 @@ proptest! {
         }
     }
 
+    /// Lines side by side in rows of any length, few of them and many, wherever the first begins, and written over themselves.
+    #[test]
+    fn narrow_rows(outer in 1usize..400, len in prop_oneof![1usize..10, 10usize..70, 100usize..1100, 4000usize..40_000],
+                   inner in prop_oneof![2usize..9, 9usize..70, 200usize..400], skipped in 0usize..9, kind in kinds(),
+                   dtype in prop::sample::select(DTYPES.to_vec()), op in prop::sample::select(Op::ANY_DIM.to_vec()), seed in any::<u64>()) {
+        let len = len.min(300_000 / inner);
+        let outer = outer.min(100_000 / (len * inner)).max(1);
+        if within_cap(outer * len * inner) {
+            for device in devices() {
+                let xs = side_by_side([outer, len, inner], skipped, kind, dtype, seed, &device).unwrap();
+                check(op, &xs, 1).unwrap();
+                let over = xs.copy().unwrap();
+                ops::softmax_inplace(&over, 1).unwrap();
+                check_result(Op::Softmax, &xs, 1, &over).unwrap();
+            }
+        }
+    }
+
     /// CPU and CUDA agree to within twice the bounds, each other's outside oracle.
     #[test]
     fn cpu_and_cuda_agree((shape, dim) in shape_and_dim(), seed in any::<u64>(), log: bool) {
