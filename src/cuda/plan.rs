@@ -309,13 +309,12 @@ pub(crate) struct Plan {
     pub cluster: u32,
     pub shared_bytes: u32,
     /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], [`Kernel::Tile`],
-    /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::StatisticsTile`], [`Kernel::LossBackwardShortRows`]) or of those
-    /// side by side ([`Kernel::Column`]) or of those that share all lines side by side ([`Kernel::Narrow`], [`Kernel::BackwardNarrow`],
-    /// [`NARROW_ALONE`] if a block does),
-    /// threads side by side ([`Kernel::FewRows`]), whether both tensors begin at multiples of 16 bytes ([`Kernel::Run`]), how many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`],
-    /// [`Kernel::FusedBlock`], a warp's [`FusedLines::ScoresWindow`]), the rows of a block ([`Kernel::Strip`], [`Kernel::Resident`],
-    /// [`Kernel::SplitColumnsApply`], [`Kernel::BackwardSplitColumns`]),
-    /// or the blocks of a line ([`Kernel::LossBackwardRows`]).
+    /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::StatisticsTile`], [`Kernel::LossBackwardShortRows`]), of those
+    /// side by side ([`Kernel::Column`]) or of those that share all lines side by side, [`NARROW_ALONE`] if a block does
+    /// ([`Kernel::Narrow`], [`Kernel::BackwardNarrow`]); threads side by side ([`Kernel::FewRows`]); whether both tensors begin at
+    /// multiples of 16 bytes ([`Kernel::Run`]); how many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`],
+    /// [`Kernel::FusedBlock`], a warp's [`FusedLines::ScoresWindow`]); the rows of a block ([`Kernel::Strip`], [`Kernel::Resident`],
+    /// [`Kernel::SplitColumnsApply`], [`Kernel::BackwardSplitColumns`]); or the blocks of a line ([`Kernel::LossBackwardRows`]).
     pub parameter: i32,
     /// Whether the L2 cache has no room for both tensors, which [`Kernel::Resident`] is told.
     pub streams: bool,
@@ -508,12 +507,12 @@ const NARROW_ROW: usize = 64;
 /// Fewer than eight lanes, which access less than a sector of memory side by side, take so many units at most: (32768, 16, 4) bf16 by four lanes
 /// with eight each 3.5 us, by two with sixteen 11.3, by eight with four 4.6; f32 by eight with eight 4.8, by four with sixteen 12.2.
 const NARROW_FEW_UNITS: usize = 10;
-/// Split lines side by side, as `kernels/split_columns.cu` has it: threads of a block, how many blocks there shall be to a multiprocessor, and
-/// how many bytes a part shall have, at least, and how many times as many as all states of its lines, which it reads: (34, 30000, 2) bf16 in
-/// 32 parts 39 us, a block for each line 17.
-const SPLIT_COLUMNS_BYTES: usize = 32 << 10;
+/// Split lines side by side, as `kernels/split_columns.cuh` has it: threads of a block, how many blocks there shall be to a multiprocessor, …
 const SPLIT_COLUMNS_BLOCK: usize = 512;
 const SPLIT_COLUMNS_EACH: usize = 8;
+/// … the bytes that a part shall have at least, and how many times those of all its lines' states, which it reads: (34, 30000, 2) bf16 in 32
+/// parts 39 us, in three 11, a block for each line 17.
+const SPLIT_COLUMNS_BYTES: usize = 32 << 10;
 const SPLIT_COLUMNS_RATIO: usize = 4;
 
 /// Of a block whose threads take a line each, as `kernels/thread_per_line.cuh` has it.
