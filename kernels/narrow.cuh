@@ -5,6 +5,9 @@
 #include "pack.cuh"
 #include "schedule.cuh"
 
+// Units of a thread that holds them; how many of them are passed over at once where there are fewer.
+constexpr int NARROW_UNITS = 16, NARROW_STEP = 4;
+
 // What a thread accesses at once: a unit of T, of half precision two elements, or, if not WHOLE, one element.
 template <typename T, bool WHOLE>
 struct NarrowUnit {
@@ -52,7 +55,8 @@ struct NarrowLanes {
         if (SIZE == 1 || split == 0) return;
         // The word and half that the column of this half is in in the row after, or before
         const int first = column * 2, second = first + 1;
-        const int of_first = (first < split ? first + split : first - split) / 2, of_second = (second < split ? second + split : second - split) / 2;
+        const int of_first = (first < split ? first + split : first - split) / 2;
+        const int of_second = (second < split ? second + split : second - split) / 2;
         const R in_first = __shfl_sync(~0u, of[SIZE - 1], of_first, lanes), in_second = __shfl_sync(~0u, of[0], of_second, lanes);
         of[0] = f(of[0], in_first);
         of[SIZE - 1] = f(of[SIZE - 1], in_second);

@@ -2,10 +2,7 @@
 // g - exp(y) * sum of g. y and g are read once and the gradient is written once: 3/2x the bytes of a copy, which is the floor.
 #include "narrow.cuh"
 
-// As in narrow_softmax.cu
-constexpr int NARROW_UNITS = 16, NARROW_STEP = 4;
-
-// As there; shared memory of a block that is alone: (warps + 1) x columns sums.
+// As in narrow_softmax.cu; shared memory of a block that is alone: (warps + 1) x columns sums.
 template <typename T, bool WHOLE>
 __device__ __forceinline__ void narrow_gradients(const T* y, const T* g, T* grad, int64_t outers, int len, int inner, int across, int shift,
                                                  bool alone, bool log) {

@@ -4,9 +4,6 @@
 #include "narrow.cuh"
 #include "start.cuh"
 
-// Units of a thread; how many of them are passed over at once where there are fewer.
-constexpr int NARROW_UNITS = 16, NARROW_STEP = 4;
-
 // 2^shift lanes of a warp take the lines side by side, or, if `alone`, a block. WHOLE: units are words of 4 bytes, of half precision two
 // elements; otherwise elements. `across`: after so many units, up to a warp, it is the same columns again. Shared memory of a block that is
 // alone: (warps + 1) x columns states.
