@@ -490,7 +490,7 @@ const RUN_BLOCK: usize = 128;
 /// Lines side by side up to this length are a thread's, whole: 87381 x 3 x 256 bf16 1.0 and f32 1.0, read twice by a thread each 4.5 and 2.0.
 const FEW_ROWS: usize = 8;
 const FEW_ROWS_BLOCK: usize = 128;
-/// As `kernels/narrow_softmax.cu` has it: units of a thread. As many as there is room for: (262144, 128, 2) bf16 with sixteen 1.02 copies,
+/// As `kernels/narrow.cuh` has it: units of a thread. As many as there is room for: (262144, 128, 2) bf16 with sixteen 1.02 copies,
 /// eight 1.12, four 1.5.
 const NARROW_UNITS: usize = 16;
 const NARROW_BLOCK: usize = 128;
