@@ -48,9 +48,7 @@ __device__ __forceinline__ void few_rows_lines(const T* x, T* y, int len, int64_
                 if (Output<R>::OF_EXPONENTIAL) results[row][i] = e;
                 sum += e;
             }
-            Output<R> output;
-            if constexpr (Output<R>::OF_EXPONENTIAL) output = Output<R>::of_inverse(reciprocal(sum));
-            else output = Output<R>(Normalizer<R>{max, sum * unscale<T>()});
+            const auto output = output_of_line<T, Output>(max, sum);
 #pragma unroll
             for (int row = 0; row < ROWS; row++) results[row][i] = output.of_kept(results[row][i]);
         }

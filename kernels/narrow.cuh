@@ -62,3 +62,53 @@ struct NarrowLanes {
         of[SIZE - 1] = f(of[SIZE - 1], in_second);
     }
 };
+
+// What a thread holds of the lines side by side that 2^shift lanes of a warp take or, if `alone`, a block: units `step` apart from `start`
+// on. `across`: after so many units, up to a warp, it is the same columns again.
+template <typename T, bool WHOLE>
+struct NarrowShare {
+    using Unit = NarrowUnit<T, WHOLE>;
+    static constexpr int SIZE = Unit::SIZE, COUNT = NARROW_UNITS;
+    NarrowLanes group;
+    int warps, warp, units, step, left;  // `units` of all threads; `left` from this one's first on
+    int64_t start;
+
+    __device__ __forceinline__ NarrowShare(int64_t outers, int len, int inner, int across, int shift, bool alone)
+        : group(1 << shift, across, SIZE == 2 && inner % 2 == 1 ? inner : 0) {
+        warps = alone ? blockDim.x / 32 : 1;
+        warp = alone ? threadIdx.x / 32 : 0;
+        const int64_t outer = alone ? blockIdx.x : blockIdx.x * int64_t(blockDim.x >> shift) + (threadIdx.x >> shift);
+        units = len * inner / SIZE;
+        step = warps * group.count();
+        const int first = warp * group.count() + group.lane;
+        left = group.has_row() && outer < outers ? units - first : 0;
+        start = outer * len * inner + first * SIZE;
+    }
+    __device__ __forceinline__ bool has(int k) const { return k * step < left; }
+    // f(k) for each unit that a thread may have
+    template <typename F>
+    __device__ __forceinline__ void each(const F& f) const {
+#pragma unroll
+        for (int from = 0; from < COUNT; from += NARROW_STEP) {
+            if (from * step >= units) break;
+#pragma unroll
+            for (int k = from; k < from + NARROW_STEP; k++) f(k);
+        }
+    }
+};
+
+// The sum of `count` numbers of one column that stand `columns` apart
+template <typename R>
+__device__ __forceinline__ R sum_column(const R* numbers, int count, int columns) {
+    R sum = 0;
+    for (int i = 0; i < count; i++) sum += numbers[i * columns];
+    return sum;
+}
+
+// Instantiates kernels for each dtype: KERNELS(what their names have where units are elements, dtype, element type, WHOLE).
+#define NARROW_HALF(dtype, T) KERNELS(, dtype, T, true) KERNELS(_any, dtype, T, false)
+#define NARROW_WIDE(dtype, T) KERNELS(, dtype, T, true)
+#define FOR_EACH_NARROW_UNIT          \
+    FOR_EACH_HALF_DTYPE(NARROW_HALF)  \
+    FOR_EACH_SINGLE_DTYPE(NARROW_WIDE) \
+    FOR_EACH_DOUBLE_DTYPE(NARROW_WIDE)

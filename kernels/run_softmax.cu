@@ -52,9 +52,7 @@ __device__ __forceinline__ void lines_of_runs(const T* x, T* y, int64_t lines, b
             if (Output<R>::OF_EXPONENTIAL) of_line[j] = e;
             sum += e;
         }
-        Output<R> output;
-        if constexpr (Output<R>::OF_EXPONENTIAL) output = Output<R>::of_inverse(reciprocal(sum));
-        else output = Output<R>(Normalizer<R>{max, sum * unscale<T>()});
+        const auto output = output_of_line<T, Output>(max, sum);
 #pragma unroll
         for (int j = 0; j < LEN; j++) of_line[j] = output.of_kept(of_line[j]);
     }

@@ -98,6 +98,13 @@ struct LogProbability {
     __device__ __forceinline__ LogProbability(R max, R log_sum) : max(max), log_sum(log_sum) {}
 };
 
+// The output of a line that a thread knows all of, given its maximum and the sum of its exponentials, times EXP_SCALE.
+template <typename T, template <typename> class Output>
+__device__ __forceinline__ Output<Real<T>> output_of_line(Real<T> max, Real<T> sum) {
+    if constexpr (Output<Real<T>>::OF_EXPONENTIAL) return Output<Real<T>>::of_inverse(reciprocal(sum));
+    else return Output<Real<T>>(Normalizer<Real<T>>{max, sum * unscale<T>()});
+}
+
 // Stores what is asked for, which a kernel is told at run time where that costs it nothing.
 template <typename Logits>
 __device__ __forceinline__ void map_output(Logits& logits, Normalizer<typename Logits::R> line, bool log) {

@@ -80,20 +80,14 @@ __device__ __forceinline__ void columns_apply(const T* x, const Normalizer<Real<
     });
 }
 
-#define KERNELS_OF(name, dtype, T, WHOLE)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(SPLIT_COLUMNS_THREADS, COLUMNS_BLOCKS<T>)                                 \
-        name##_states_##dtype(const T* x, Normalizer<Real<T>>* states, int64_t len, int64_t inner, int rows, int across) { \
-        columns_states<T, WHOLE>(x, states, len, inner, rows, across);                                                     \
-    }                                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(SPLIT_COLUMNS_THREADS, COLUMNS_BLOCKS<T>)                                 \
-        name##_softmax_##dtype(const T* x, const Normalizer<Real<T>>* states, T* y, int64_t len, int64_t inner, int rows,  \
-                               int across, int log) {                                                                      \
-        columns_apply<T, WHOLE>(x, states, y, len, inner, rows, across, log);                                              \
+#define KERNELS(any, dtype, T, WHOLE)                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(SPLIT_COLUMNS_THREADS, COLUMNS_BLOCKS<T>)                                               \
+        split_columns##any##_states_##dtype(const T* x, Normalizer<Real<T>>* states, int64_t len, int64_t inner, int rows, int across) { \
+        columns_states<T, WHOLE>(x, states, len, inner, rows, across);                                                                   \
+    }                                                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(SPLIT_COLUMNS_THREADS, COLUMNS_BLOCKS<T>)                                               \
+        split_columns##any##_softmax_##dtype(const T* x, const Normalizer<Real<T>>* states, T* y, int64_t len, int64_t inner, int rows,  \
+                               int across, int log) {                                                                                    \
+        columns_apply<T, WHOLE>(x, states, y, len, inner, rows, across, log);                                                            \
     }
-#define HALF(dtype, T)                        \
-    KERNELS_OF(split_columns, dtype, T, true) \
-    KERNELS_OF(split_columns_any, dtype, T, false)
-#define WIDE(dtype, T) KERNELS_OF(split_columns, dtype, T, true)
-FOR_EACH_HALF_DTYPE(HALF)
-FOR_EACH_SINGLE_DTYPE(WIDE)
-FOR_EACH_DOUBLE_DTYPE(WIDE)
+FOR_EACH_NARROW_UNIT

@@ -40,9 +40,7 @@ __device__ __forceinline__ void columns_sums(const T* y, const T* g, Real<T>* su
     }
     __syncthreads();
     for (int c = threadIdx.x; c < own.columns; c += SPLIT_COLUMNS_THREADS) {
-        R of_part = 0;
-        for (int warp = 0; warp < SPLIT_COLUMNS_WARPS; warp++) of_part += of_warps[warp * own.columns + c];
-        sums[own.states + own.part * own.columns + c] = of_part;
+        sums[own.states + own.part * own.columns + c] = sum_column(of_warps + c, SPLIT_COLUMNS_WARPS, own.columns);
     }
 }
 
@@ -65,11 +63,7 @@ __device__ __forceinline__ void columns_gradients(const T* y, const T* g, const 
         added[threadIdx.x] = total;
     }
     __syncthreads();
-    for (int c = threadIdx.x; c < columns; c += SPLIT_COLUMNS_THREADS) {
-        R total = 0;
-        for (int of = 0; of < sharers; of++) total += added[of * columns + c];
-        of_line[c] = total;
-    }
+    for (int c = threadIdx.x; c < columns; c += SPLIT_COLUMNS_THREADS) of_line[c] = sum_column(added + c, sharers, columns);
     __syncthreads();
     R sum[SIZE];
 #pragma unroll
@@ -81,20 +75,14 @@ __device__ __forceinline__ void columns_gradients(const T* y, const T* g, const 
     });
 }
 
-#define KERNELS_OF(name, dtype, T, WHOLE)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(SPLIT_COLUMNS_THREADS, COLUMNS_BLOCKS<T>)                                              \
-        name##_sums_##dtype(const T* y, const T* g, Real<T>* sums, int64_t len, int64_t inner, int rows, int across, int log) {         \
-        columns_sums<T, WHOLE>(y, g, sums, len, inner, rows, across, log);                                                              \
-    }                                                                                                                                   \
-    extern "C" __global__ void __launch_bounds__(SPLIT_COLUMNS_THREADS, COLUMNS_BLOCKS<T>)                                              \
-        name##_backward_##dtype(const T* y, const T* g, const Real<T>* sums, T* grad, int64_t len, int64_t inner, int rows, int across, \
-                                int log) {                                                                                              \
-        columns_gradients<T, WHOLE>(y, g, sums, grad, len, inner, rows, across, log);                                                   \
+#define KERNELS(any, dtype, T, WHOLE)                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(SPLIT_COLUMNS_THREADS, COLUMNS_BLOCKS<T>)                                                            \
+        split_columns##any##_sums_##dtype(const T* y, const T* g, Real<T>* sums, int64_t len, int64_t inner, int rows, int across, int log) {         \
+        columns_sums<T, WHOLE>(y, g, sums, len, inner, rows, across, log);                                                                            \
+    }                                                                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(SPLIT_COLUMNS_THREADS, COLUMNS_BLOCKS<T>)                                                            \
+        split_columns##any##_backward_##dtype(const T* y, const T* g, const Real<T>* sums, T* grad, int64_t len, int64_t inner, int rows, int across, \
+                                int log) {                                                                                                            \
+        columns_gradients<T, WHOLE>(y, g, sums, grad, len, inner, rows, across, log);                                                                 \
     }
-#define HALF(dtype, T)                        \
-    KERNELS_OF(split_columns, dtype, T, true) \
-    KERNELS_OF(split_columns_any, dtype, T, false)
-#define WIDE(dtype, T) KERNELS_OF(split_columns, dtype, T, true)
-FOR_EACH_HALF_DTYPE(HALF)
-FOR_EACH_SINGLE_DTYPE(WIDE)
-FOR_EACH_DOUBLE_DTYPE(WIDE)
+FOR_EACH_NARROW_UNIT
