@@ -578,15 +578,13 @@ pub(crate) fn softmax_backward(lines: Lines, elements: Elements, device: DeviceF
     let forced = match device.forced {
         Some(Family::Online) => Some(thread_per_line(Kernel::BackwardColumns, lines)),
         Some(Family::Reduce) => Some(block_per_line(Kernel::BackwardReduce, lines)),
-        Some(Family::Narrow) => narrow_backward(lines, elements),
-        Some(Family::Split) => split_columns_backward(lines, elements, device),
+        Some(Family::Narrow) => narrow(lines, elements).map(backward_of),
+        Some(Family::Split) => split_columns(lines, elements, device).map(backward_of),
         _ => None,
     };
     let side_by_side = || {
-        let enough = |plan: &Plan| is_narrowest(lines, elements) || plan.grid.0 as usize >= device.multiprocessors;
-        narrow_backward(lines, elements)
-            .filter(enough)
-            .or_else(|| split_columns_backward(lines, elements, device).filter(|_| lines.count() < MANY))
+        let split = || split_columns(lines, elements, device).filter(|_| lines.count() < MANY);
+        filling_narrow(lines, elements, device).or_else(split).map(backward_of)
     };
     let held = || {
         let possible = alignment.is_multiple_of(PACK_BYTES) && lines.inner == 1 && lines.len <= MAX_REGISTER_LINE;
@@ -601,22 +599,14 @@ pub(crate) fn softmax_backward(lines: Lines, elements: Elements, device: DeviceF
     forced.or_else(held).or_else(side_by_side).unwrap_or_else(twice)
 }
 
-fn narrow_backward(lines: Lines, elements: Elements) -> Option<Plan> {
-    match narrow(lines, elements)? {
-        plan @ Plan { kernel: Kernel::Narrow { whole }, .. } => {
-            Some(Plan { kernel: Kernel::BackwardNarrow { whole }, ..plan })
-        }
-        _ => None,
-    }
-}
-
-fn split_columns_backward(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
-    match split_columns(lines, elements, device)? {
-        plan @ Plan { kernel: Kernel::SplitColumnsApply { whole }, .. } => {
-            Some(Plan { kernel: Kernel::BackwardSplitColumns { whole }, ..plan })
-        }
-        _ => None,
-    }
+/// The same grid for the gradient, whose kernels take the lines alike.
+fn backward_of(plan: Plan) -> Plan {
+    let kernel = match plan.kernel {
+        Kernel::Narrow { whole } => Kernel::BackwardNarrow { whole },
+        Kernel::SplitColumnsApply { whole } => Kernel::BackwardSplitColumns { whole },
+        other => other,
+    };
+    Plan { kernel, ..plan }
 }
 
 /// Short lines that are not whole packs
@@ -1414,9 +1404,13 @@ fn narrow_is_best(lines: Lines, elements: Elements, device: DeviceFacts) -> bool
         true => row <= NARROWEST_ROW,
         false => row < NARROW_ROW || (elements.size == 2 && lines.len > NARROW_ROW),
     };
-    is_narrow
-        && narrow(lines, elements)
-            .is_some_and(|plan| is_narrowest(lines, elements) || plan.grid.0 as usize >= device.multiprocessors)
+    is_narrow && filling_narrow(lines, elements, device).is_some()
+}
+
+/// Narrow rows, unless they are wide enough for other kernels and too few to fill the GPU.
+fn filling_narrow(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
+    let fills = |plan: &Plan| is_narrowest(lines, elements) || plan.grid.0 as usize >= device.multiprocessors;
+    narrow(lines, elements).filter(fills)
 }
 
 /// Whether rows are so narrow that kernels for wide ones leave most threads idle.
