@@ -1336,9 +1336,11 @@ fn split(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> 
 /// Where elements are accessed one by one it takes many of them: 22369621 x 3 bf16 at an offset of one element 98 us, in tiles 288, but 37449 x 7
 /// 3.2 and 1.7, 299593 x 7 f32 5.6 and 4.7 (H100).
 fn run_is_best(lines: Lines, elements: Elements) -> bool {
+    if lines.len > RUN_ROW || (lines.len * elements.size).is_multiple_of(PACK_BYTES) {
+        return false;
+    }
     let whole = elements.input_alignment.min(elements.output_alignment).is_multiple_of(PACK_BYTES);
-    let many = lines.elem_count() >= 1 << 20 && (elements.size == 2 || lines.len < 6);
-    lines.len <= RUN_ROW && !(lines.len * elements.size).is_multiple_of(PACK_BYTES) && (whole || many)
+    whole || (lines.elem_count() >= 1 << 20 && (elements.size == 2 || lines.len < 6))
 }
 
 /// Lines of a few elements.
