@@ -32,6 +32,8 @@ pub(crate) trait Number:
     /// exp(x) for x up to [`MAX_EXP`](crate::cpu::exp::MAX_EXP).
     fn exp(self) -> Self;
     fn tanh(self) -> Self;
+    /// ln(x) for x ≥ 1, and NaN for NaN.
+    fn ln(self) -> Self;
     /// Whether any lane differs.
     fn differs(self, other: Self) -> bool;
 }
@@ -49,8 +51,9 @@ pub(crate) trait Real: Number<Real = Self> + PartialOrd {
     const GRID: Self;
     /// A number so large that its neighbours are [`GRID`](Self::GRID) apart: adding it rounds to the grid.
     const COARSE: Self;
-    fn ln(self) -> Self;
     fn nearest(x: f64) -> Self;
+    /// Of a number from 1 on m in [1, 2) and a whole e with x = m · 2ᵉ.
+    fn mantissa_and_exponent(self) -> [Self; 2];
 }
 
 macro_rules! real {
@@ -94,6 +97,10 @@ macro_rules! real {
                 $tanh(Array([self])).0[0]
             }
             #[inline(always)]
+            fn ln(self) -> Self {
+                $real::ln(self)
+            }
+            #[inline(always)]
             fn differs(self, other: Self) -> bool {
                 self != other
             }
@@ -106,11 +113,15 @@ macro_rules! real {
             const LOWEST: Self = $real::MIN;
             const GRID: Self = 16.0;
             const COARSE: Self = 1.5 * Self::GRID / $real::EPSILON;
-            fn ln(self) -> Self {
-                $real::ln(self)
-            }
             fn nearest(x: f64) -> Self {
                 x as $real
+            }
+            #[inline(always)]
+            fn mantissa_and_exponent(self) -> [Self; 2] {
+                const BITS: u32 = $real::MANTISSA_DIGITS - 1;
+                let (one, bits) = ($real::to_bits(1.0), self.to_bits());
+                let exponent = (bits >> BITS) as i32 - $real::MAX_EXP + 1;
+                [$real::from_bits(bits % (1 << BITS) | one), exponent as $real]
             }
         }
     };

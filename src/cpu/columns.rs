@@ -1,6 +1,7 @@
 //! Lines along another dimension than the last: neighbouring lines lie side by side, so a strip of them is walked
 //! together, row by row, with one state for each.
 
+use super::few_rows;
 use super::held::{self, Again, HeldStrip};
 use super::lanes::{each, Lanes, Pack};
 use super::level::Simd;
@@ -46,6 +47,22 @@ impl Strip {
             width: WIDTH.min(lines.inner - first),
             stride: lines.inner,
         }
+    }
+
+    /// These, one after the other: a division takes longer than a strip of few elements.
+    #[inline(always)]
+    pub fn all(units: Range<usize>, lines: Lines) -> impl Iterator<Item = Self> {
+        let per_outer = lines.inner.div_ceil(WIDTH);
+        let (mut outer, mut first) = (units.start / per_outer, units.start % per_outer * WIDTH);
+        units.map(move |_| {
+            let start = outer * lines.len * lines.inner + first;
+            let strip = Self { start, width: WIDTH.min(lines.inner - first), stride: lines.inner };
+            first += WIDTH;
+            if first >= lines.inner {
+                (outer, first) = (outer + 1, 0);
+            }
+            strip
+        })
     }
 
     /// The number of its first line.
@@ -617,6 +634,10 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
 
     #[inline(always)]
     unsafe fn whole(&self, units: Range<usize>, len: usize) {
+        if few_rows::are_few(self.0.lines) {
+            // SAFETY: as promised by the caller.
+            return unsafe { few_rows::softmax::<S, T>(&self.0.softmaxed(), units) };
+        }
         let holds = self.0.output == Output::Probability && self.0.schedule == Schedule::Reduce;
         let held = if holds { HeldStrip::new::<T>(len, self.0.lines.inner, Again::Little) } else { None };
         // SAFETY of the block: as promised by the caller.
@@ -709,6 +730,17 @@ impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
                     self.0.output.gradient(y, g, T::Lanes::<S>::load(sums.add(i)))
                 },
             )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(&self, units: Range<usize>, len: usize) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            if few_rows::are_few(self.0.lines) {
+                return few_rows::backward::<S, T>(&self.0, units);
+            }
+            Pass::<S>::one_by_one(self, units, len)
         }
     }
 }

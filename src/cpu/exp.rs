@@ -7,7 +7,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::lanes::Scales;
-use super::lanes::{Lanes, Powers};
+use super::lanes::{Lanes, Powers, MAX_LANES};
 use crate::state::Real;
 
 /// The greatest x that exp is defined for here. Softmax asks for less: nothing passes the reference by more than 16.
@@ -124,6 +124,51 @@ fn polynomial<V: Lanes, const N: usize>(x: V, coefficients: [V::Real; N]) -> V {
     coefficients.fold(first, |sum, next| sum.mul_add(x, next))
 }
 
+/// ln(x) of x ≥ 1 within 1 ulp, and NaN for NaN: with x = m · 2ᵉ, m in √½ … √2, of m − 1 by Cephes' polynomial (Moshier).
+#[inline(always)]
+pub(crate) fn ln_f32<V: Lanes<Real = f32>>(x: V) -> V {
+    const LN2_HIGH: f32 = 355.0 / 512.0;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    let (one, half) = (V::splat(1.0), V::splat(0.5));
+    let [m, e] = x.mantissa_and_exponent();
+    let (lower, root) = (m * half, V::splat(std::f32::consts::SQRT_2));
+    let (m, e) = (root.if_less(m, lower, m), root.if_less(m, e + one, e));
+    let f = m - one;
+    let square = f * f;
+    let p = polynomial(
+        f,
+        [
+            7.037_683_6e-2,
+            -1.151_461e-1,
+            1.167_699_87e-1,
+            -1.242_014_1e-1,
+            1.424_932_3e-1,
+            -1.666_805_8e-1,
+            2.000_071_5e-1,
+            -2.499_999_4e-1,
+            3.333_333_1e-1,
+        ],
+    );
+    let low = e.mul_add(V::splat(LN2_LOW), p * (square * f));
+    let low = square.mul_add(V::splat(-0.5), low);
+    // NaN has bits of a mantissa.
+    e.mul_add(V::splat(LN2_HIGH), f + low) + (x - x)
+}
+
+/// As [`ln_f32`], one lane after the other.
+#[inline(always)]
+pub(crate) fn ln_f64<V: Lanes<Real = f64>>(x: V) -> V {
+    let mut numbers = [0.0; MAX_LANES];
+    // SAFETY: no vector has more lanes.
+    unsafe {
+        x.store(numbers.as_mut_ptr());
+        for number in &mut numbers[..V::COUNT] {
+            *number = number.ln();
+        }
+        V::load(numbers.as_ptr())
+    }
+}
+
 const BIAS_F64: f64 = 1023.0 + 512.0;
 const ROUND_F64: f64 = 6_755_399_441_055_744.0 + BIAS_F64;
 /// 2⁻⁵¹²
@@ -227,6 +272,8 @@ mod tests {
 
     struct Exp<'a, R>(&'a mut [R]);
     struct Tanh<'a, R>(&'a mut [R]);
+    struct Ln<'a, R>(&'a mut [R]);
+    struct Inverse<'a, R>(&'a mut [R]);
 
     fn each<V: Lanes>(xs: &mut [V::Real], f: impl Fn(V) -> V) {
         for chunk in xs.chunks_mut(V::COUNT) {
@@ -255,6 +302,49 @@ mod tests {
     task!(Exp, f64, F64, |x| x.exp());
     task!(Tanh, f32, F32, |x| x.tanh());
     task!(Tanh, f64, F64, |x| x.tanh());
+    task!(Ln, f32, F32, |x| x.ln());
+    task!(Ln, f64, F64, |x| x.ln());
+    task!(Inverse, f32, F32, |x| x.inverse());
+    task!(Inverse, f64, F64, |x| x.inverse());
+
+    /// f32s from 1 to 2⁶⁰: all of them up to 4, and every 61st.
+    #[test]
+    fn ln_and_inverse() {
+        const PART: u32 = 1 << 16;
+        let [one, four, most] = [1f32, 4.0, 2f32.powi(60)].map(f32::to_bits);
+        (one..most).into_par_iter().step_by(PART as usize).for_each(|first| {
+            let step = if first < four { 1 } else { 61 };
+            let inputs: Vec<f32> = (first..first + PART).step_by(step).map(f32::from_bits).collect();
+            let ulp = |exact: f64| f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
+            for level in Level::available() {
+                let (mut ln, mut inverse) = (inputs.clone(), inputs.clone());
+                level.run(Ln(&mut ln));
+                level.run(Inverse(&mut inverse));
+                for ((&x, ln), inverse) in inputs.iter().zip(ln).zip(inverse) {
+                    for (name, found, exact) in [("ln", ln, f64::from(x).ln()), ("1/", inverse, 1.0 / f64::from(x))] {
+                        let off = (f64::from(found) - exact).abs() / ulp(exact);
+                        assert!(off <= 1.0, "{name}({x}) is {exact:e}, not {found:e}: {off} ulp ({level:?})");
+                    }
+                }
+            }
+        });
+        for level in Level::available() {
+            let mut xs: Vec<f64> = (0..10_000).map(|i| 1.0 + f64::from(i * i) * 1e-3).chain([f64::NAN]).collect();
+            let (mut ln, inputs) = (xs.clone(), xs.clone());
+            level.run(Ln(&mut ln));
+            level.run(Inverse(&mut xs));
+            for ((&x, &ln), &inverse) in inputs.iter().zip(&ln).zip(&xs).take(10_000) {
+                assert_eq!((ln, inverse), (x.ln(), 1.0 / x));
+            }
+            assert!(ln[10_000].is_nan() && xs[10_000].is_nan());
+            let mut xs = [1.0, f32::NAN];
+            level.run(Ln(&mut xs));
+            assert!(xs[0] == 0.0 && xs[1].is_nan());
+            let mut xs = [1.0, f32::NAN];
+            level.run(Inverse(&mut xs));
+            assert!(xs[0] == 1.0 && xs[1].is_nan());
+        }
+    }
 
     /// Every 61st f32 from 2⁻¹²⁶ to 2⁴, and some f64s, of either sign.
     #[test]

@@ -1,6 +1,8 @@
 //! Vectors of numbers, and the portable ones among them.
 
-use super::exp::{exp_f32, exp_f64, scaled_exp_f32, scaled_exp_f64, tanh_f32, tanh_f64, UNSCALE_F32, UNSCALE_F64};
+use super::exp::{
+    exp_f32, exp_f64, ln_f32, ln_f64, scaled_exp_f32, scaled_exp_f64, tanh_f32, tanh_f64, UNSCALE_F32, UNSCALE_F64,
+};
 use crate::state::{Number, Real};
 use std::ops::{Add, Div, Mul, Range, Sub};
 
@@ -120,6 +122,40 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
 
     /// self · a + b
     fn mul_add(self, a: Self, b: Self) -> Self;
+
+    /// 1/x for x ≥ 1 and not ∞, and NaN for NaN; within 1 ulp.
+    #[inline(always)]
+    fn inverse(self) -> Self {
+        Self::splat(Self::Real::ONE) / self
+    }
+
+    /// Each lane from that whose number is in its place.
+    #[inline(always)]
+    fn in_order(self, order: &[u32; MAX_LANES]) -> Self {
+        let (mut from, mut to) = ([Self::Real::ZERO; MAX_LANES], [Self::Real::ZERO; MAX_LANES]);
+        // SAFETY: no vector has more lanes.
+        unsafe {
+            self.store(from.as_mut_ptr());
+            for (to, &lane) in to.iter_mut().zip(order).take(Self::COUNT) {
+                *to = from[lane as usize % Self::COUNT];
+            }
+            Self::load(to.as_ptr())
+        }
+    }
+
+    /// Of numbers from 1 on m in [1, 2) and whole e with x = m · 2ᵉ.
+    #[inline(always)]
+    fn mantissa_and_exponent(self) -> [Self; 2] {
+        let mut parts = [[Self::Real::ZERO; MAX_LANES]; 2];
+        // SAFETY: no vector has more lanes.
+        unsafe {
+            self.store(parts[0].as_mut_ptr());
+            for lane in 0..Self::COUNT {
+                [parts[0][lane], parts[1][lane]] = parts[0][lane].mantissa_and_exponent();
+            }
+            parts.map(|part| Self::load(part.as_ptr()))
+        }
+    }
 
     /// The first `count` lanes, and `rest` in the others.
     fn keep(self, count: usize, rest: Self::Real) -> Self;
@@ -496,7 +532,7 @@ operator!(Mul, mul);
 operator!(Div, div);
 
 macro_rules! portable_lanes {
-    ($real:ident, $exp:ident, $scaled_exp:ident, $unscale:expr, $tanh:ident) => {
+    ($real:ident, $exp:ident, $scaled_exp:ident, $unscale:expr, $tanh:ident, $ln:ident) => {
         impl<const N: usize> Number for Array<$real, N> {
             type Real = $real;
 
@@ -523,6 +559,10 @@ macro_rules! portable_lanes {
             #[inline]
             fn tanh(self) -> Self {
                 $tanh(self)
+            }
+            #[inline]
+            fn ln(self) -> Self {
+                $ln(self)
             }
             #[inline]
             fn differs(self, other: Self) -> bool {
@@ -610,8 +650,8 @@ macro_rules! portable_lanes {
         }
     };
 }
-portable_lanes!(f32, exp_f32, scaled_exp_f32, UNSCALE_F32, tanh_f32);
-portable_lanes!(f64, exp_f64, scaled_exp_f64, UNSCALE_F64, tanh_f64);
+portable_lanes!(f32, exp_f32, scaled_exp_f32, UNSCALE_F32, tanh_f32, ln_f32);
+portable_lanes!(f64, exp_f64, scaled_exp_f64, UNSCALE_F64, tanh_f64, ln_f64);
 
 #[cfg(test)]
 mod tests {

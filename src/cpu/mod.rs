@@ -11,11 +11,13 @@ mod at_once;
 mod columns;
 mod element;
 pub(crate) mod exp;
+mod few_rows;
 pub(crate) mod fused;
 mod held;
 pub(crate) mod lanes;
 mod level;
 mod memory;
+mod narrow;
 mod random;
 mod rows;
 mod statistics;
@@ -105,6 +107,15 @@ impl Output {
         }
     }
 
+    /// The gradient of a logit of probability p, with Σ g·p for softmax and Σ g for log-softmax.
+    #[inline(always)]
+    fn logit_gradient<V: Number>(self, p: V, g: V, sum: V) -> V {
+        match self {
+            Output::Probability => p * (g - sum),
+            Output::LogProbability => g - p * sum,
+        }
+    }
+
     /// The gradient of x, with Σ g·y for softmax and Σ g for log-softmax.
     #[inline(always)]
     fn gradient<V: Number>(self, y: V, g: V, sum: V) -> V {
@@ -125,8 +136,32 @@ struct Forward<'a, T> {
     output: Output,
 }
 
+impl<'a, T: Element> Forward<'a, T> {
+    fn softmaxed(&self) -> Softmaxed<'a, T> {
+        let Self { src, out, lines, output, .. } = *self;
+        Softmaxed { src, out, lines, output, scale: T::Real::ONE, least: T::Real::NEG_INFINITY }
+    }
+}
+
+/// The same of lines for which the schedule makes no difference, with what can be around it without taking longer.
+#[derive(Clone, Copy)]
+struct Softmaxed<'a, T: Element> {
+    src: Elements<'a, T>,
+    out: Elements<'a, T>,
+    lines: Lines,
+    output: Output,
+    /// The logits are the scores times this.
+    scale: T::Real,
+    /// What exponentials are relative to at least. Where none of a line's logits is above −∞ that itself makes NaN of all, but with a number
+    /// they are 0, and what they are divided by is 1.
+    least: T::Real,
+}
+
 impl<T: Element> Task for Forward<'_, T> {
     fn run<S: Simd>(self) {
+        if self.softmaxed().narrow::<S>() {
+            return;
+        }
         let split = self.schedule == Schedule::Reduce;
         if self.lines.inner == 1 {
             run::<S, rows::Softmax<T>>(&rows::Softmax(self), self.lines, split)
@@ -134,6 +169,17 @@ impl<T: Element> Task for Forward<'_, T> {
             run::<S, columns::Softmax<T>>(&columns::Softmax(self), self.lines, split)
         }
     }
+}
+
+/// What the backward pass of [`Softmaxed`] needs to know that makes probabilities again of the scores.
+#[derive(Clone, Copy)]
+struct ScoresBackward<'a, T: Element> {
+    scores: Elements<'a, T>,
+    g: Elements<'a, T>,
+    out: Elements<'a, T>,
+    lines: Lines,
+    output: Output,
+    scale: T::Real,
 }
 
 /// What a backward pass needs to know.
@@ -148,6 +194,9 @@ struct Backward<'a, T> {
 
 impl<T: Element> Task for Backward<'_, T> {
     fn run<S: Simd>(self) {
+        if self.narrow::<S>() {
+            return;
+        }
         if self.lines.inner == 1 {
             run::<S, rows::Backward<T>>(&rows::Backward(self), self.lines, true)
         } else {
@@ -219,7 +268,8 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
     let units = lines.outer * lines.inner.div_ceil(P::WIDTH);
     let unit_elements = lines.len * width;
     let split = split && units < ENOUGH_LINES && unit_elements >= SPLIT_FROM;
-    if lines.inner > 1 || split {
+    let contiguous = width == lines.inner;
+    if !contiguous || split {
         // Each strip has some of every page, and parts of a line are read before any is written.
         pass.use_first(0..lines.elem_count());
     }
@@ -229,25 +279,44 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
         (0..units).for_each(|unit| run_parts::<S, P>(pass, unit, unit_elements, &parts));
         return;
     }
-    let run_units = |units: Range<usize>| {
+    let use_first = |units: Range<usize>| pass.use_first(units.start * unit_elements..units.end * unit_elements);
+    run_units::<S>(
+        units,
+        unit_elements,
+        contiguous.then_some(&use_first),
+        #[inline(always)]
         // SAFETY: the level is one that the CPU has, and each unit is visited once.
+        |units| unsafe { pass.whole(units, lines.len) },
+    )
+}
+
+/// Calls `f` [inside](Simd::enter) for all of these units, by several threads if they are of many elements, each of which calls `use_first`
+/// for its own before.
+fn run_units<S: Simd>(
+    units: usize,
+    unit_elements: usize,
+    use_first: Option<&(dyn Fn(Range<usize>) + Sync)>,
+    f: impl Fn(Range<usize>) + Sync,
+) {
+    let enter = |units: Range<usize>| {
+        // SAFETY: the level is one that the CPU has.
         unsafe {
             S::enter(
                 #[inline(always)]
-                || pass.whole(units, lines.len),
+                || f(units),
             )
         }
     };
     let units_per_task = units_per_task(unit_elements);
     let shared = threads::share(units * unit_elements, units.div_ceil(units_per_task), TRADED, &|task| {
         let units = task * units_per_task..units.min((task + 1) * units_per_task);
-        if lines.inner == 1 {
-            pass.use_first(units.start * lines.len..units.end * lines.len);
+        if let Some(use_first) = use_first {
+            use_first(units.clone());
         }
-        run_units(units)
+        enter(units)
     });
     if !shared {
-        run_units(0..units)
+        enter(0..units)
     }
 }
 

@@ -1,10 +1,12 @@
 //! Log-sum-exp, the statistics that a loss needs of each line, and the gradient of the logits from theirs.
 
 use super::columns::{self, flat, Strip};
-use super::lanes::{Lanes, Pack};
+use super::few_rows;
+use super::lanes::{fold, sum_seen, Lanes, Pack, MAX_LANES};
 use super::level::{Level, Simd, Task};
-use super::memory::{filled, Elements, Numbers};
-use super::rows::{self, ahead, blocks, exp_sum, sum_of, AHEAD_BLOCKS, BLOCK_VECTORS};
+use super::memory::{filled, leaves_caches, Elements, Numbers};
+use super::narrow::{self, Narrow};
+use super::rows::{self, ahead, ahead_if, blocks, exp_sum, sum_of, AHEAD_BLOCKS, BLOCK_VECTORS, FAR_APART};
 use super::{run, Element, Pass};
 use crate::lines::Lines;
 use crate::op::Schedule;
@@ -139,6 +141,13 @@ struct Found<R> {
     terms: R,
 }
 
+impl<R: Real> Found<R> {
+    fn of(state: &SoftmaxState<R>, terms: R) -> Self {
+        let line = state.finish();
+        Self { max: line.max, sum: line.sum, unscaled: state.sum(), terms }
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Statistics<'a, T: Element> {
     src: Elements<'a, T>,
@@ -202,8 +211,101 @@ impl<'a, T: Element> Statistics<'a, T> {
     }
 }
 
+impl<T: Element> Statistics<'_, T> {
+    /// Whether maxima and sums are all that is asked for.
+    fn is_of_sums(&self) -> bool {
+        !self.classes.is_some_and(|classes| classes.smooth)
+    }
+
+    /// [`write`](Self::write) for `count` lines from this one on, a vector at most, given their maxima, and Σ exp(x − reference), where that
+    /// is the maximum or the lowest number.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and no other thread writes of the same lines.
+    #[inline(always)]
+    unsafe fn write_lines<S: Simd>(&self, first: usize, count: usize, max: T::Lanes<S>, sum: T::Lanes<S>) {
+        let zero = T::Real::ZERO;
+        let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
+        // SAFETY of the block: the lines are there; the rest by the caller's promise.
+        unsafe {
+            let highest = T::Lanes::<S>::splat(zero - T::Real::LOWEST);
+            let in_use = max.keep(count, zero);
+            if !in_use.at_most(highest).or_greater(lowest).differs(in_use) {
+                let log_sum = T::Lanes::<S>::splat(T::Real::ONE).or_greater(sum).ln();
+                return match &self.classes {
+                    None => (max + log_sum).put(self.out.at(first, count), count),
+                    Some(classes) => self.write_targets::<S>(classes, first, count, max, log_sum),
+                };
+            }
+            let mut numbers = [[zero; MAX_LANES]; 2];
+            max.store(numbers[0].as_mut_ptr());
+            sum.store(numbers[1].as_mut_ptr());
+            for (i, (&max, &sum)) in numbers[0].iter().zip(&numbers[1]).take(count).enumerate() {
+                self.write::<S>(first + i, Found { max, sum, unscaled: sum, terms: zero });
+            }
+        }
+    }
+}
+
+impl<T: Element> Statistics<'_, T> {
+    /// [`write_lines`](Self::write_lines) for a loss, where all is finite but the sums.
+    ///
+    /// # Safety
+    /// As of that.
+    #[inline(always)]
+    unsafe fn write_targets<S: Simd>(
+        &self,
+        classes: &Classes<T::Real>,
+        first: usize,
+        count: usize,
+        max: T::Lanes<S>,
+        log_sum: T::Lanes<S>,
+    ) {
+        let zero = T::Real::ZERO;
+        let Lines { len, inner, .. } = self.lines;
+        // What line `first + i` has of its target: the logit, the weight, and whether it counts.
+        let (mut logits, mut weights, mut kept) = ([zero; MAX_LANES], [zero; MAX_LANES], [zero; MAX_LANES]);
+        let (mut outer, mut column) = (first / inner, first % inner);
+        for i in 0..count {
+            if let Some(target) = classes.target(first + i) {
+                // SAFETY: the element is there; the instructions by the caller's promise.
+                logits[i] = unsafe { one::<S, T>(self.src.at((outer * len + target) * inner + column, 1)) };
+                weights[i] = classes.weight(target);
+                kept[i] = T::Real::ONE;
+            }
+            column += 1;
+            if column == inner {
+                (outer, column) = (outer + 1, 0);
+            }
+        }
+        // SAFETY of the block: there is room; the rest by the caller's promise.
+        unsafe {
+            let (logits, weights) = (T::Lanes::<S>::load(logits.as_ptr()), T::Lanes::<S>::load(weights.as_ptr()));
+            let (kept, none) = (T::Lanes::<S>::load(kept.as_ptr()), T::Lanes::<S>::splat(zero));
+            let half = T::Lanes::<S>::splat(T::Real::nearest(0.5));
+            for (index, of_kept) in [
+                (statistics::LOG_P, (logits - max) - log_sum),
+                (statistics::LOG_SUM_EXP, max + log_sum),
+                (statistics::SMOOTH, none),
+                (statistics::SUM_OF_WEIGHTS, none),
+                (statistics::WEIGHT, weights),
+                (statistics::KEPT, kept),
+                (statistics::MAX, max),
+                (statistics::LOG_SUM, log_sum),
+            ] {
+                let number = half.if_less(kept, of_kept, none);
+                number.put(self.out.at(index * self.lines.count() + first, count), count);
+            }
+        }
+    }
+}
+
 impl<T: Element> Task for Statistics<'_, T> {
     fn run<S: Simd>(self) {
+        let narrow = Narrow::of::<T::Lanes<S>>(self.lines, narrow::longest::<T::Lanes<S>>());
+        if let Some(narrow) = narrow.filter(|_| self.is_of_sums()) {
+            return run::<S, _>(&Side { of: self, narrow }, self.lines, true);
+        }
         if self.lines.inner == 1 {
             run::<S, _>(&Rows(self), self.lines, true)
         } else {
@@ -236,6 +338,62 @@ impl<N: Number> Merge for Part<N> {
 
 struct Rows<P>(P);
 struct Columns<P>(P);
+
+/// Lines that are [narrow](Narrow).
+struct Side<'a, T: Element> {
+    of: Statistics<'a, T>,
+    narrow: Narrow,
+}
+
+impl<S: Simd, T: Element> Pass<S> for Side<'_, T> {
+    type Reduced = SoftmaxState<T::Lanes<S>>;
+    const WIDTH: usize = MAX_LANES;
+
+    fn use_first(&self, _: Range<usize>) {}
+
+    #[inline(always)]
+    unsafe fn reduce(&self, block: usize, range: Range<usize>) -> Self::Reduced {
+        let one = T::Lanes::<S>::splat(T::Real::ONE);
+        // SAFETY: as promised by the caller.
+        unsafe { self.narrow.reduce::<S, T>(&self.of.src, block, &range, one) }
+    }
+
+    /// With the first rows.
+    #[inline(always)]
+    unsafe fn write(&self, block: usize, range: Range<usize>, state: &Self::Reduced) {
+        if range.start > 0 {
+            return;
+        }
+        let states = self.narrow.states_of_lines(state);
+        let mut numbers = [[T::Real::ZERO; MAX_LANES]; 2];
+        let inner = self.of.lines.inner;
+        // SAFETY of the block: there is room; the rest by the caller's promise.
+        unsafe {
+            states.max().store(numbers[0].as_mut_ptr());
+            states.sum().store(numbers[1].as_mut_ptr());
+            for i in 0..inner {
+                let state = SoftmaxState::from_parts(numbers[0][i], numbers[1][i]);
+                self.of.write::<S>(block * inner + i, Found::of(&state, T::Real::ZERO));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(&self, blocks: Range<usize>, len: usize) {
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            if len * self.of.lines.inner > narrow::MOST_KEPT {
+                return Pass::<S>::one_by_one(self, blocks, len);
+            }
+            self.narrow.sums::<S, T>(
+                &self.of.src,
+                blocks,
+                #[inline(always)]
+                |first, count, max, sum| self.of.write_lines::<S>(first, count, max, sum),
+            )
+        }
+    }
+}
 
 impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
     type Reduced = Part<T::Real>;
@@ -277,17 +435,18 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
     #[inline(always)]
     unsafe fn write(&self, line: usize, range: Range<usize>, part: &Self::Reduced) {
         if range.start == 0 {
-            let line_of = part.state.finish();
-            let (max, sum) = (line_of.max, line_of.sum);
-            let found = Found { max, sum, unscaled: part.state.sum(), terms: part.terms.value() };
             // SAFETY: as promised by the caller.
-            unsafe { self.0.write::<S>(line, found) }
+            unsafe { self.0.write::<S>(line, Found::of(&part.state, part.terms.value())) }
         }
     }
 
     /// Lines of a block need no state: their sum is relative to their maximum from the first.
     #[inline(always)]
     unsafe fn whole(&self, lines: Range<usize>, len: usize) {
+        if self.0.is_of_sums() && len <= FAR_APART {
+            // SAFETY: as promised by the caller.
+            return unsafe { self.0.short::<S>(lines, len) };
+        }
         for line in lines {
             let ignored = self.0.classes.is_some_and(|classes| classes.target(line).is_none());
             // SAFETY of the block: the elements are there; the rest by the caller's promise.
@@ -313,6 +472,55 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
                     None => T::Real::ZERO,
                 };
                 self.0.write::<S>(line, Found { max, sum, unscaled: sum, terms });
+            }
+        }
+    }
+}
+
+impl<T: Element> Statistics<'_, T> {
+    /// Short lines, as many at a time as a vector has lanes: none waits for its own steps from a vector to one number.
+    ///
+    /// # Safety
+    /// As of [`Pass::whole`].
+    #[inline(always)]
+    unsafe fn short<S: Simd>(&self, lines: Range<usize>, len: usize) {
+        let none = T::Lanes::<S>::splat(T::Real::NEG_INFINITY);
+        let mut of_lines = [none; MAX_LANES];
+        let mut references = [T::Real::ZERO; MAX_LANES];
+        let ahead = ahead_if::<T>(leaves_caches(&self.src));
+        for first in lines.clone().step_by(T::Lanes::<S>::COUNT) {
+            let count = T::Lanes::<S>::COUNT.min(lines.end - first);
+            let xs: *const T = self.src.at(first * len, count * len);
+            // SAFETY of the block: the elements are there; the rest by the caller's promise.
+            unsafe {
+                for (i, max) in of_lines[..count].iter_mut().enumerate() {
+                    let xs = xs.add(i * len);
+                    *max = fold(
+                        len,
+                        none,
+                        #[inline(always)]
+                        |max, i, count| {
+                            S::prefetch(xs.wrapping_add(ahead + i));
+                            T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY).or_greater(max)
+                        },
+                        T::Lanes::<S>::or_greater,
+                    );
+                }
+                let max = T::Lanes::<S>::max_of_each(&of_lines[..T::Lanes::<S>::COUNT]);
+                // Finite, so that −∞ gives 0.
+                max.or_greater(T::Lanes::<S>::splat(T::Real::LOWEST)).store(references.as_mut_ptr());
+                for (i, sum) in of_lines[..count].iter_mut().enumerate() {
+                    let (xs, reference) = (xs.add(i * len), T::Lanes::<S>::splat(references[i]));
+                    *sum = sum_seen(
+                        len,
+                        #[inline(always)]
+                        |i, count| (T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY) - reference).scaled_exp(),
+                        #[inline(always)]
+                        |_, _, _| (),
+                    );
+                }
+                let sum = T::Lanes::<S>::sum_of_each(&of_lines[..T::Lanes::<S>::COUNT]).unscaled();
+                self.write_lines::<S>(first, count, max, sum);
             }
         }
     }
@@ -419,6 +627,31 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
             let found = Found { max: max[i], sum: sum[i], unscaled: unscaled[i], terms: terms[i] };
             // SAFETY: as promised by the caller.
             unsafe { self.0.write::<S>(first + i, found) }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(&self, units: Range<usize>, len: usize) {
+        if !self.0.is_of_sums() || !few_rows::are_few(self.0.lines) {
+            // SAFETY: as promised by the caller.
+            return unsafe { Pass::<S>::one_by_one(self, units, len) };
+        }
+        let lanes = T::Lanes::<S>::COUNT;
+        // SAFETY of the block: the instructions, and no other writer, by the caller's promise; numbers are whole vectors.
+        unsafe {
+            few_rows::sums::<S, T>(
+                &self.0.src,
+                self.0.lines,
+                units,
+                #[inline(always)]
+                |first, count, max, sum| {
+                    for i in (0..count).step_by(lanes) {
+                        let max = T::Lanes::<S>::load(max[i..].as_ptr());
+                        let sum = T::Lanes::<S>::load(sum[i..].as_ptr());
+                        self.0.write_lines::<S>(first + i, lanes.min(count - i), max, sum);
+                    }
+                },
+            )
         }
     }
 }

@@ -382,6 +382,33 @@ fn each_option_at_each_length() -> Result<()> {
     Ok(())
 }
 
+/// Lines of a few elements, or a few side by side, with a scale alone, some of them of nothing.
+#[test]
+fn short_lines_and_narrow_rows() -> Result<()> {
+    for (i, len) in [1, 2, 3, 7, 13, 33, 1100].into_iter().enumerate() {
+        for inner in [1, 2, 3, 7, 15, 16, 17, 70] {
+            for dtype in DTYPES {
+                let shape = [if len > 100 { 2 } else { 11 }, len, inner];
+                let mut numbers = normal(shape.iter().product(), 3.0, i as u64);
+                for (j, number) in numbers.iter_mut().enumerate() {
+                    // Whole blocks, and one line of each other block
+                    if j / (len * inner) % 4 == 1 || j % inner == 2 || j % 7 == 3 {
+                        *number = f64::NEG_INFINITY;
+                    }
+                }
+                let scores = tensor(&numbers, &shape, dtype, &Device::Cpu)?;
+                for (log, rows) in [(false, MaskedRows::Zero), (true, MaskedRows::Zero), (false, MaskedRows::Nan)] {
+                    let case = Case { dim: 1, scale: 0.7, log, rows, before: i % 3, ..Case::new(scores.clone()) };
+                    check(&case)?;
+                }
+                let negative = make(&shape, 3.0, i as u64 + 7, dtype)?;
+                check(&Case { dim: 1, scale: -1.5, before: 1, ..Case::new(negative) })?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Scores that begin anywhere in memory, and gradients and results that do not begin where these do.
 #[test]
 fn scores_that_begin_at_any_element() -> Result<()> {

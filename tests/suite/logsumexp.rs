@@ -96,6 +96,42 @@ fn other_dimensions_and_strides() -> Result<()> {
     Ok(())
 }
 
+/// Lines of a few elements, or a few side by side, some with infinities or NaN.
+#[test]
+fn short_lines_and_narrow_rows() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            for (i, len) in (1..20).chain([33, 70, 130, 1100]).enumerate() {
+                for inner in [1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 40, 70, 300] {
+                    let outer = if len > 100 { 2 } else { 19 };
+                    let count = outer * len * inner;
+                    if !within_cap(count) {
+                        continue;
+                    }
+                    let mut numbers = normal(count + 3, 4.0, i as u64);
+                    check(
+                        &tensor(&numbers, count + 3, dtype, &device)?
+                            .narrow(0, 3, count)?
+                            .reshape((outer, len, inner))?,
+                        1,
+                    )?;
+                    for (j, number) in numbers.iter_mut().enumerate() {
+                        *number = match j % 41 {
+                            _ if j / (len * inner) % 4 == 1 => -INF,
+                            3 | 4 | 17 => -INF,
+                            30 if j % 5 == 0 => INF,
+                            31 if j % 7 == 0 => NAN,
+                            _ => *number,
+                        };
+                    }
+                    check(&tensor(&numbers[..count], (outer, len, inner), dtype, &device)?, 1)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn numbers_far_from_zero() -> Result<()> {
     for device in devices() {

@@ -188,6 +188,39 @@ fn lines_of_every_length_and_offset() -> Result<()> {
     Ok(())
 }
 
+/// A few classes, or a few lines side by side; what is ignored may be anything.
+#[test]
+fn few_classes_and_narrow_rows() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            for classes in (1..18).chain([21, 64, 150]) {
+                for inner in [1, 2, 3, 7, 8, 15, 16, 17, 40, 300] {
+                    let shape = [if inner > 100 { 2 } else { 13 }, classes, inner];
+                    let count = shape.iter().product();
+                    if !within_cap(count) {
+                        continue;
+                    }
+                    let plain = Case { reduction: Reduction::None, ..Case::new(&shape) };
+                    let logits = normal(count, 3.0, classes as u64);
+                    let logits = logits.into_iter().enumerate().map(|(i, x)| {
+                        let line = i / (classes * inner) * inner + i % inner;
+                        match (plain.targets[line], i % 3) {
+                            (-100, 0) => f64::NAN,
+                            (-100, 1) => f64::INFINITY,
+                            _ => x,
+                        }
+                    });
+                    let logits = tensor(&logits.collect::<Vec<_>>(), shape.to_vec(), dtype, &device)?;
+                    let weights = plain.clone().with_everything().weights;
+                    Case { weights, ..plain.clone() }.check(&logits)?;
+                    plain.check(&logits)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// So many classes that a line, or a strip of lines, is split among threads.
 #[test]
 fn lines_in_parts() -> Result<()> {

@@ -318,9 +318,14 @@ proptest! {
             for device in devices() {
                 let xs = side_by_side([outer, len, inner], skipped, kind, dtype, seed, &device).unwrap();
                 check(op, &xs, 1).unwrap();
-                let over = xs.copy().unwrap();
+                // What is around them stays as it is.
+                let (count, around) = (xs.elem_count(), Tensor::ones(9, dtype, &device).unwrap());
+                let all = Tensor::cat(&[&around, &xs.flatten_all().unwrap(), &around], 0).unwrap();
+                let over = all.narrow(0, 9, count).and_then(|over| over.reshape(xs.shape())).unwrap();
                 ops::softmax_inplace(&over, 1).unwrap();
                 check_result(Op::Softmax, &xs, 1, &over).unwrap();
+                let all = values(&all).unwrap();
+                prop_assert!(all[..9].iter().chain(&all[9 + count..]).all(|&x| x == 1.0));
             }
         }
     }

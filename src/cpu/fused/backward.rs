@@ -11,7 +11,7 @@ use crate::cpu::level::Simd;
 use crate::cpu::memory::Elements;
 use crate::cpu::random::{self, PER_COUNTER};
 use crate::cpu::rows::{block, blocks, sum_of, MAX_BLOCK};
-use crate::cpu::{Element, Pass};
+use crate::cpu::{few_rows, Element, Pass, ScoresBackward};
 use crate::state::{CompensatedSum, Normalizer, Number, Real, SoftmaxState, Weighted};
 use std::ops::Range;
 
@@ -36,6 +36,16 @@ struct Found<N> {
 impl<R: Real> Found<R> {
     /// Of a line of nothing.
     const NOTHING: Self = Self { max: R::ZERO, inverse: R::ZERO, total: R::ZERO };
+}
+
+impl<'a, T: Element> Backward<'a, T> {
+    /// The pass, if there is nothing but a scale around the softmax, and all is of the scores' dtype.
+    pub(super) fn of_scores(&self) -> Option<ScoresBackward<'a, T>> {
+        let (scores, call) = (self.call.scores, &self.call);
+        let (g, out) = (T::of(&self.g)?, self.scores.filter(|_| self.logits.is_none() && self.sinks.is_none())?);
+        let (lines, output, scale) = (call.geometry.lines, call.options.output, call.scale);
+        call.is_alone().then_some(ScoresBackward { scores, g, out, lines, output, scale })
+    }
 }
 
 impl<T: Element> Backward<'_, T> {
@@ -457,6 +467,17 @@ impl<S: Simd, T: Element> Pass<S> for BackwardColumns<'_, T> {
 
     fn use_first(&self, elements: Range<usize>) {
         self.0.use_first(elements)
+    }
+
+    #[inline(always)]
+    unsafe fn whole(&self, units: Range<usize>, len: usize) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            match self.0.of_scores().filter(|of| few_rows::are_few(of.lines)) {
+                Some(of) => few_rows::scores_backward::<S, T>(&of, units),
+                None => Pass::<S>::one_by_one(self, units, len),
+            }
+        }
     }
 
     #[inline(always)]

@@ -3,6 +3,7 @@
 use super::any::{Any, Last, Make, Part, Wide};
 use super::logits::{Call, Run, Steps};
 use crate::cpu::columns::{self, flat, States, Strip, ROWS, WIDTH};
+use crate::cpu::few_rows;
 use crate::cpu::held::{self, Again, HeldStrip, Room};
 use crate::cpu::lanes::{Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
@@ -690,6 +691,9 @@ impl<S: Simd, T: Element> Pass<S> for Columns<'_, T> {
         // SAFETY of the block: as promised by the caller.
         unsafe {
             let geometry = self.call.geometry;
+            if let Some(of) = self.call.softmaxed(&self.out).filter(|of| few_rows::are_few(of.lines)) {
+                return few_rows::softmax::<S, T>(&of, units);
+            }
             let again = match (self.call.cap, self.call.bias) {
                 (Some(_), _) => Again::Arithmetic,
                 (None, Some(_)) => {

@@ -1,12 +1,13 @@
 //! What is read, and the logits made of it.
 
+use super::any::Any;
 use crate::cpu::lanes::{each, sum_of_long_terms, Lanes, Pack};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::{leaves_caches, Elements};
 use crate::cpu::random;
 use crate::cpu::rows::{ahead_in, FAR_APART, MAX_BLOCK};
 use crate::cpu::statistics::one;
-use crate::cpu::Element;
+use crate::cpu::{Element, Softmaxed};
 use crate::fused::{Around, Geometry, MaskedRows, Operand, Options, Place};
 use crate::op::Output;
 use crate::state::{Normalizer, Number, Real, SoftmaxState};
@@ -93,9 +94,29 @@ impl<'a, T: Element + WithDType> Call<'a, T> {
     }
 }
 
-impl<T: Element> Call<'_, T> {
+impl<'a, T: Element> Call<'a, T> {
     pub(super) fn is_log(&self) -> bool {
         self.options.output == Output::LogProbability
+    }
+
+    /// Whether there is nothing but a scale around the softmax.
+    pub(super) fn is_alone(&self) -> bool {
+        let Options { softcap, window, dropout, .. } = self.options;
+        let none = self.bias.is_none() && self.mask.is_none() && self.sinks.is_none();
+        none && softcap.is_none() && window.is_none() && dropout.is_none()
+    }
+
+    /// The call, if it [is alone](Self::is_alone) and results are of the scores' dtype.
+    pub(super) fn softmaxed<'b>(&self, out: &Any<'b>) -> Option<Softmaxed<'b, T>>
+    where
+        'a: 'b,
+    {
+        let least = match self.options.masked_rows {
+            MaskedRows::Zero => T::Real::LOWEST,
+            MaskedRows::Nan => T::Real::NEG_INFINITY,
+        };
+        let (src, lines, output, scale) = (self.scores, self.geometry.lines, self.options.output, self.scale);
+        T::of(out).filter(|_| self.is_alone()).map(|out| Softmaxed { src, out, lines, output, scale, least })
     }
 
     /// Which of the keys in `range` take part, as far as the window says.

@@ -32,6 +32,9 @@ impl<T: Element> Task for ForwardTask<'_, T> {
     fn run<S: Simd>(self) {
         let (call, out) = (self.0, self.1);
         let lines = call.geometry.lines;
+        if call.softmaxed(&out).is_some_and(|of| of.narrow::<S>()) {
+            return;
+        }
         if lines.inner == 1 {
             run::<S, Rows<T>>(&Rows { call, limits: limits::<S, T>(&call), out }, lines, true)
         } else {
@@ -43,6 +46,9 @@ impl<T: Element> Task for ForwardTask<'_, T> {
 impl<T: Element> Task for Backward<'_, T> {
     fn run<S: Simd>(self) {
         let lines = self.call.geometry.lines;
+        if self.of_scores().is_some_and(|of| of.narrow::<S>()) {
+            return;
+        }
         if lines.inner == 1 {
             run::<S, BackwardRows<T>>(&BackwardRows(self), lines, true)
         } else {
