@@ -340,13 +340,18 @@ impl Narrow {
     }
 }
 
-/// How long the contiguous lines are that are taken so: longer ones fill half of a vector, which is enough where they are read once.
-pub(super) fn longest<V: Lanes>() -> usize {
-    if V::SATURATES {
-        V::COUNT / 2
-    } else {
-        V::COUNT
+/// How long the contiguous lines are that are taken so: longer ones fill half of a vector, which is enough where they are read once, or where
+/// a logarithm is taken of each vector.
+fn longest<V: Lanes>(output: Output) -> usize {
+    match output {
+        Output::Probability if !V::SATURATES => V::COUNT,
+        _ => V::COUNT / 2,
     }
+}
+
+/// The same where sums are all that is asked for, which of longer lines are found for as many at a time as a vector has lanes.
+pub(super) fn longest_summed<V: Lanes>() -> usize {
+    V::COUNT / 4 + 1
 }
 
 /// What scaled exponentials are multiplied with, or logits have subtracted, where the exponentials add up to this.
@@ -698,7 +703,8 @@ impl<T: Element> ScoresBackward<'_, T> {
     pub fn narrow<S: Simd>(&self) -> bool {
         let lines = self.lines;
         let block = lines.len * lines.inner;
-        let narrow = Narrow::of::<T::Lanes<S>>(lines, longest::<T::Lanes<S>>()).filter(|_| block <= MOST_KEPT);
+        let longest = longest::<T::Lanes<S>>(self.output);
+        let narrow = Narrow::of::<T::Lanes<S>>(lines, longest).filter(|_| block <= MOST_KEPT);
         let use_first = |blocks: Range<usize>| self.out.use_first(blocks.start * block..blocks.end * block);
         if let Some(narrow) = narrow {
             run_units::<S>(
@@ -802,7 +808,7 @@ impl<T: Element> ScoresBackward<'_, T> {
 impl<T: Element> Softmaxed<'_, T> {
     /// Takes the lines, if they [are taken so](Narrow::of), and answers whether they are.
     pub fn narrow<S: Simd>(&self) -> bool {
-        let narrow = Narrow::of::<T::Lanes<S>>(self.lines, longest::<T::Lanes<S>>());
+        let narrow = Narrow::of::<T::Lanes<S>>(self.lines, longest::<T::Lanes<S>>(self.output));
         if let Some(narrow) = narrow {
             run::<S, _>(&Softmax { of: *self, narrow }, self.lines, true);
         }
@@ -813,7 +819,7 @@ impl<T: Element> Softmaxed<'_, T> {
 impl<T: Element> super::Backward<'_, T> {
     /// Takes the lines, if they [are taken so](Narrow::of), and answers whether they are.
     pub fn narrow<S: Simd>(&self) -> bool {
-        let narrow = Narrow::of::<T::Lanes<S>>(self.lines, longest::<T::Lanes<S>>());
+        let narrow = Narrow::of::<T::Lanes<S>>(self.lines, longest::<T::Lanes<S>>(Output::Probability));
         if let Some(narrow) = narrow {
             run::<S, _>(&Backward { of: *self, narrow }, self.lines, true);
         }

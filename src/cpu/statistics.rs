@@ -302,7 +302,7 @@ impl<T: Element> Statistics<'_, T> {
 
 impl<T: Element> Task for Statistics<'_, T> {
     fn run<S: Simd>(self) {
-        let narrow = Narrow::of::<T::Lanes<S>>(self.lines, narrow::longest::<T::Lanes<S>>());
+        let narrow = Narrow::of::<T::Lanes<S>>(self.lines, narrow::longest_summed::<T::Lanes<S>>());
         if let Some(narrow) = narrow.filter(|_| self.is_of_sums()) {
             return run::<S, _>(&Side { of: self, narrow }, self.lines, true);
         }

@@ -326,6 +326,19 @@ impl Lanes for F64x4 {
         }
     }
     #[inline(always)]
+    fn mantissa_and_exponent(self) -> [Self; 2] {
+        // A number of up to 52 bits, added to it
+        const WHOLE: f64 = 4_503_599_627_370_496.0;
+        unsafe {
+            let (bits, one) = (_mm256_castpd_si256(self.0), _mm256_castpd_si256(_mm256_set1_pd(1.0)));
+            let of_mantissa = _mm256_srli_epi64::<12>(_mm256_slli_epi64::<12>(bits));
+            let whole = _mm256_castpd_si256(_mm256_set1_pd(WHOLE));
+            let exponent = _mm256_castsi256_pd(_mm256_or_si256(_mm256_srli_epi64::<52>(bits), whole));
+            let exponent = _mm256_sub_pd(exponent, _mm256_set1_pd(WHOLE + 1023.0));
+            [Self(_mm256_castsi256_pd(_mm256_or_si256(of_mantissa, one))), Self(exponent)]
+        }
+    }
+    #[inline(always)]
     fn mul_add(self, a: Self, b: Self) -> Self {
         Self(unsafe { _mm256_fmadd_pd(self.0, a.0, b.0) })
     }
@@ -572,6 +585,13 @@ impl Lanes for F64x8 {
         unsafe {
             let order = _mm512_cvtepu32_epi64(_mm256_loadu_si256(order.as_ptr().cast()));
             Self(_mm512_permutexvar_pd(order, self.0))
+        }
+    }
+    #[inline(always)]
+    fn mantissa_and_exponent(self) -> [Self; 2] {
+        unsafe {
+            let mantissa = _mm512_getmant_pd::<_MM_MANT_NORM_1_2, _MM_MANT_SIGN_SRC>(self.0);
+            [Self(mantissa), Self(_mm512_getexp_pd(self.0))]
         }
     }
     #[inline(always)]
