@@ -147,14 +147,14 @@ pub(crate) fn ln_f32<V: Lanes<Real = f32>>(x: V) -> V {
         -1.666_805_8e-1,
         2.000_071_5e-1,
         -2.499_999_4e-1,
-        3.333_333_1e-1,
+        3.333_333e-1,
     ];
     let [f, e] = reduced_for_ln(x);
     let square = f * f;
     let low = e.mul_add(V::splat(LN2_LOW), polynomial(f, COEFFICIENTS) * (square * f));
     let low = square.mul_add(V::splat(-0.5), low);
     // NaN has bits of a mantissa.
-    e.mul_add(V::splat(LN2_HIGH), f + low) + (x - x)
+    x.mul_add(V::splat(0.0), e.mul_add(V::splat(LN2_HIGH), f + low))
 }
 
 /// As [`ln_f32`], by fdlibm's (Sun Microsystems): with s = f / (2 + f), ln(1 + f) = f − s·(f − R(s²)).
@@ -177,7 +177,7 @@ pub(crate) fn ln_f64<V: Lanes<Real = f64>>(x: V) -> V {
     let half = V::splat(0.5) * f * f;
     let low = s * (half + polynomial(square, COEFFICIENTS) * square);
     let low = e.mul_add(V::splat(LN2_LOW), low);
-    e.mul_add(V::splat(LN2_HIGH), f - (half - low)) + (x - x)
+    x.mul_add(V::splat(0.0), e.mul_add(V::splat(LN2_HIGH), f - (half - low)))
 }
 
 const BIAS_F64: f64 = 1023.0 + 512.0;

@@ -34,24 +34,13 @@ struct Rows<const N: usize> {
 }
 
 impl<const N: usize> Rows<N> {
-    /// Calls `f(vector, place, count)` for the vectors of row `j`, whose place is relative to the first row's first.
+    /// Calls `f(row, vector, place, count)` for the vectors of these rows, whose places are relative to the first row's first.
     #[inline(always)]
-    fn row<V: Lanes>(&self, j: usize, mut f: impl FnMut(usize, usize, usize)) {
-        for n in 0..N {
-            let count = if n + 1 < N { V::COUNT } else { self.last };
-            f(n, j * self.stride + n * V::COUNT, count);
-        }
-    }
-
-    /// Calls `f` likewise for all rows in their order.
-    #[inline(always)]
-    fn rows<V: Lanes>(&self, mut f: impl FnMut(usize, usize, usize)) {
-        for j in 0..self.len {
-            self.row::<V>(
-                j,
-                #[inline(always)]
-                |n, at, count| f(n, at, count),
-            );
+    fn each<V: Lanes>(&self, rows: Range<usize>, mut f: impl FnMut(usize, usize, usize, usize)) {
+        for j in rows {
+            for n in 0..N {
+                f(j, n, j * self.stride + n * V::COUNT, if n + 1 < N { V::COUNT } else { self.last });
+            }
         }
     }
 
@@ -61,13 +50,11 @@ impl<const N: usize> Rows<N> {
         let mut sums = [CompensatedSum::zero(); N];
         for first in (0..self.len).step_by(ROWS) {
             let mut part = [V::splat(V::Real::ZERO); N];
-            for j in first..self.len.min(first + ROWS) {
-                self.row::<V>(
-                    j,
-                    #[inline(always)]
-                    |n, at, count| part[n] = part[n] + term(j, n, at, count),
-                );
-            }
+            self.each::<V>(
+                first..self.len.min(first + ROWS),
+                #[inline(always)]
+                |j, n, at, count| part[n] = part[n] + term(j, n, at, count),
+            );
             if self.len <= ROWS {
                 return part;
             }
@@ -124,9 +111,10 @@ fn maxima<V: Lanes, const N: usize>(
     mut logit: impl FnMut(usize, usize) -> V,
 ) -> [V; N] {
     let mut max = [V::splat(least); N];
-    rows.rows::<V>(
+    rows.each::<V>(
+        0..rows.len,
         #[inline(always)]
-        |n, at, count| max[n] = logit(at, count).or_greater(max[n]),
+        |_, n, at, count| max[n] = logit(at, count).or_greater(max[n]),
     );
     max
 }
@@ -178,20 +166,18 @@ impl<S: Simd, T: Element> OfRows<S> for SoftmaxStrip<T> {
                     Output::LogProbability => sum.ln(),
                 };
             }
-            for j in 0..rows.len {
-                rows.row::<T::Lanes<S>>(
-                    j,
-                    #[inline(always)]
-                    |n, at, count| {
-                        let kept = T::Lanes::<S>::load(kept.add((j * N + n) * lanes));
-                        let result = match output {
-                            Output::Probability => kept * factors[n],
-                            Output::LogProbability => kept - factors[n],
-                        };
-                        T::put::<S>(result, out.add(at), count);
-                    },
-                );
-            }
+            rows.each::<T::Lanes<S>>(
+                0..rows.len,
+                #[inline(always)]
+                |j, n, at, count| {
+                    let kept = T::Lanes::<S>::load(kept.add((j * N + n) * lanes));
+                    let result = match output {
+                        Output::Probability => kept * factors[n],
+                        Output::LogProbability => kept - factors[n],
+                    };
+                    T::put::<S>(result, out.add(at), count);
+                },
+            );
         }
     }
 }
@@ -240,9 +226,10 @@ impl<S: Simd, T: Element> OfRows<S> for BackwardStrip<T> {
                     }
                 },
             );
-            rows.rows::<T::Lanes<S>>(
+            rows.each::<T::Lanes<S>>(
+                0..rows.len,
                 #[inline(always)]
-                |n, at, count| {
+                |_, n, at, count| {
                     let (y, g) = (read::<S, T>(ys, at, count), read::<S, T>(gs, at, count));
                     T::put::<S>(self.output.gradient(y, g, sums[n]), out.add(at), count);
                 },
@@ -327,18 +314,16 @@ impl<S: Simd, T: Element> OfRows<S> for ScoresBackwardStrip<T> {
                     }
                 },
             );
-            for j in 0..rows.len {
-                rows.row::<T::Lanes<S>>(
-                    j,
-                    #[inline(always)]
-                    |n, at, count| {
-                        let z = logit(at, count);
-                        let p = T::Lanes::<S>::load(kept.add((j * N + n) * lanes)) * inverse[n];
-                        let result = output.logit_gradient(p, gradient(z, at, count), totals[n]) * scale;
-                        T::put::<S>(z.if_less(lowest, zero, result), out.add(at), count);
-                    },
-                );
-            }
+            rows.each::<T::Lanes<S>>(
+                0..rows.len,
+                #[inline(always)]
+                |j, n, at, count| {
+                    let z = logit(at, count);
+                    let p = T::Lanes::<S>::load(kept.add((j * N + n) * lanes)) * inverse[n];
+                    let result = output.logit_gradient(p, gradient(z, at, count), totals[n]) * scale;
+                    T::put::<S>(z.if_less(lowest, zero, result), out.add(at), count);
+                },
+            );
         }
     }
 }

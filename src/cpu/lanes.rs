@@ -146,14 +146,14 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
     /// Of numbers from 1 on m in [1, 2) and whole e with x = m · 2ᵉ.
     #[inline(always)]
     fn mantissa_and_exponent(self) -> [Self; 2] {
-        let mut parts = [[Self::Real::ZERO; MAX_LANES]; 2];
+        let (mut mantissas, mut exponents) = ([Self::Real::ONE; MAX_LANES], [Self::Real::ZERO; MAX_LANES]);
         // SAFETY: no vector has more lanes.
         unsafe {
-            self.store(parts[0].as_mut_ptr());
-            for lane in 0..Self::COUNT {
-                [parts[0][lane], parts[1][lane]] = parts[0][lane].mantissa_and_exponent();
+            self.store(mantissas.as_mut_ptr());
+            for (mantissa, exponent) in mantissas.iter_mut().zip(&mut exponents).take(Self::COUNT) {
+                [*mantissa, *exponent] = mantissa.mantissa_and_exponent();
             }
-            parts.map(|part| Self::load(part.as_ptr()))
+            [Self::load(mantissas.as_ptr()), Self::load(exponents.as_ptr())]
         }
     }
 

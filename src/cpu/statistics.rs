@@ -237,10 +237,10 @@ impl<T: Element> Statistics<'_, T> {
                     Some(classes) => self.write_targets::<S>(classes, first, count, max, log_sum),
                 };
             }
-            let mut numbers = [[zero; MAX_LANES]; 2];
-            max.store(numbers[0].as_mut_ptr());
-            sum.store(numbers[1].as_mut_ptr());
-            for (i, (&max, &sum)) in numbers[0].iter().zip(&numbers[1]).take(count).enumerate() {
+            let (mut of_max, mut of_sum) = ([zero; MAX_LANES], [zero; MAX_LANES]);
+            max.store(of_max.as_mut_ptr());
+            sum.store(of_sum.as_mut_ptr());
+            for (i, (max, sum)) in of_max.into_iter().zip(of_sum).take(count).enumerate() {
                 self.write::<S>(first + i, Found { max, sum, unscaled: sum, terms: zero });
             }
         }
@@ -304,7 +304,7 @@ impl<T: Element> Task for Statistics<'_, T> {
     fn run<S: Simd>(self) {
         let narrow = Narrow::of::<T::Lanes<S>>(self.lines, narrow::longest_summed::<T::Lanes<S>>());
         if let Some(narrow) = narrow.filter(|_| self.is_of_sums()) {
-            return run::<S, _>(&Side { of: self, narrow }, self.lines, true);
+            return run::<S, _>(&NarrowLines { of: self, narrow }, self.lines, true);
         }
         if self.lines.inner == 1 {
             run::<S, _>(&Rows(self), self.lines, true)
@@ -340,12 +340,12 @@ struct Rows<P>(P);
 struct Columns<P>(P);
 
 /// Lines that are [narrow](Narrow).
-struct Side<'a, T: Element> {
+struct NarrowLines<'a, T: Element> {
     of: Statistics<'a, T>,
     narrow: Narrow,
 }
 
-impl<S: Simd, T: Element> Pass<S> for Side<'_, T> {
+impl<S: Simd, T: Element> Pass<S> for NarrowLines<'_, T> {
     type Reduced = SoftmaxState<T::Lanes<S>>;
     const WIDTH: usize = MAX_LANES;
 
@@ -365,15 +365,15 @@ impl<S: Simd, T: Element> Pass<S> for Side<'_, T> {
             return;
         }
         let states = self.narrow.states_of_lines(state);
-        let mut numbers = [[T::Real::ZERO; MAX_LANES]; 2];
+        let (mut max, mut sum) = ([T::Real::ZERO; MAX_LANES], [T::Real::ZERO; MAX_LANES]);
         let inner = self.of.lines.inner;
         // SAFETY of the block: there is room; the rest by the caller's promise.
         unsafe {
-            states.max().store(numbers[0].as_mut_ptr());
-            states.sum().store(numbers[1].as_mut_ptr());
-            for i in 0..inner {
-                let state = SoftmaxState::from_parts(numbers[0][i], numbers[1][i]);
-                self.of.write::<S>(block * inner + i, Found::of(&state, T::Real::ZERO));
+            states.max().store(max.as_mut_ptr());
+            states.sum().store(sum.as_mut_ptr());
+            for (i, (max, sum)) in max.into_iter().zip(sum).take(inner).enumerate() {
+                let found = Found::of(&SoftmaxState::from_parts(max, sum), T::Real::ZERO);
+                self.of.write::<S>(block * inner + i, found);
             }
         }
     }
