@@ -12,7 +12,7 @@ use crate::state::{CompensatedSum, Number, Real};
 use std::ops::Range;
 
 /// So many vectors side by side wait for nothing that one of them waits for.
-const SIDE_BY_SIDE: usize = 4;
+const SIDE_BY_SIDE: usize = 2;
 /// Their rows are to stay in the first cache, with the exponentials: lines of so many elements at most …
 const MOST_KEPT: usize = 4096;
 /// … where as many are side by side as these.
@@ -408,6 +408,66 @@ pub(super) unsafe fn sums<S: Simd, T: Element>(
         // SAFETY: the strip is there; the rest by the caller's promise.
         unsafe { each::<S, T::Lanes<S>>(&strip, lines.len, &mut of_rows) }
         found(first, strip.width, &of_rows.max, &of_rows.sum);
+        first += strip.width;
+    }
+}
+
+struct MapOfStrip<T: Element, L, F> {
+    src: *const T,
+    out: *mut T,
+    /// The number of the strip's first line.
+    first: usize,
+    of_lines: L,
+    f: F,
+}
+
+impl<S: Simd, T: Element, L, F, const K: usize> OfRows<S> for MapOfStrip<T, L, (F, [(); K])>
+where
+    L: Fn(usize, usize) -> [T::Lanes<S>; K],
+    F: Fn(&[T::Lanes<S>; K], T::Lanes<S>, T::Lanes<S>) -> T::Lanes<S>,
+{
+    #[inline(always)]
+    unsafe fn take<const N: usize>(&mut self, rows: Rows<N>, start: usize) {
+        let (src, out, lanes) = (self.src.wrapping_add(start), self.out.wrapping_add(start), T::Lanes::<S>::COUNT);
+        let mut of = [[T::Lanes::<S>::splat(T::Real::ZERO); K]; N];
+        for (n, of) in of.iter_mut().enumerate() {
+            *of = (self.of_lines)(self.first + start + n * lanes, if n + 1 < N { lanes } else { rows.last });
+        }
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            rows.each::<T::Lanes<S>>(
+                0..rows.len,
+                #[inline(always)]
+                |j, n, at, count| {
+                    S::prefetch(src.wrapping_add(at + N * lanes));
+                    S::prefetch(out.wrapping_add(at + N * lanes));
+                    let row = T::Lanes::<S>::splat(T::Real::nearest(j as f64));
+                    T::put::<S>((self.f.0)(&of[n], row, read::<S, T>(src, at, count)), out.add(at), count);
+                },
+            );
+        }
+    }
+}
+
+/// Writes `f(of_lines, row, x)` of each vector of these strips of lines that [are few](are_few), with the number of its row, and what
+/// `of_lines(first, count)` says of its lines.
+///
+/// # Safety
+/// As of [`softmax`].
+#[inline(always)]
+pub(super) unsafe fn map<S: Simd, T: Element, const K: usize>(
+    (src, out, lines): (&Elements<T>, &Elements<T>, Lines),
+    strips: Range<usize>,
+    of_lines: impl Fn(usize, usize) -> [T::Lanes<S>; K] + Copy,
+    f: impl Fn(&[T::Lanes<S>; K], T::Lanes<S>, T::Lanes<S>) -> T::Lanes<S> + Copy,
+) {
+    let mut first = Strip::first_line(strips.start, lines);
+    for strip in Strip::all(strips, lines) {
+        let (start, elements) = strip.span(&(0..lines.len));
+        let (src, out) = (src.at(start, elements).cast_const(), out.at(start, elements));
+        let mut of_rows = MapOfStrip { src, out, first, of_lines, f: (f, [(); K]) };
+        // SAFETY: the strip is there; the rest by the caller's promise.
+        unsafe { each::<S, T::Lanes<S>>(&strip, lines.len, &mut of_rows) }
         first += strip.width;
     }
 }

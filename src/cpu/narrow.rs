@@ -11,8 +11,8 @@ use crate::op::Output;
 use crate::state::{CompensatedSum, Merge, Number, Real, SoftmaxState};
 use std::ops::Range;
 
-/// So many vectors are added up plainly, in four sums, before the sum that compensates takes over.
-const PLAINLY: usize = 64;
+/// So many vectors are added up plainly before the sum that compensates takes over.
+const PLAINLY: usize = 16;
 /// Blocks of more elements take their exponentials twice.
 pub(super) const MOST_KEPT: usize = 1 << 14;
 /// How many bytes the memory system is to be ahead of the arithmetic, which takes longer than it is ahead by itself.
@@ -33,6 +33,9 @@ struct Cycle {
     /// The lanes of the lines, one for each, and how many these are.
     line: [u32; MAX_LANES],
     lines: usize,
+    /// The line of each lane, and its row.
+    of_line: [u32; MAX_LANES],
+    row: [u32; MAX_LANES],
 }
 
 impl Cycle {
@@ -48,13 +51,19 @@ impl Cycle {
             order
         };
         let further = |by: usize| order(&|j| (j + by) % rows);
-        let mut line = [0; MAX_LANES];
-        for (i, lane) in line.iter_mut().enumerate().take(blocks * row) {
-            *lane = (i / row * rows * row + i % row) as u32;
+        let (mut line, mut of_line, mut row_of) = ([0; MAX_LANES], [0; MAX_LANES], [0; MAX_LANES]);
+        for lane in 0..lanes {
+            let i = lane / (rows * row) * row + lane % row;
+            (of_line[lane], row_of[lane]) = (i as u32, (lane / row % rows) as u32);
+            if row_of[lane] == 0 {
+                line[i] = lane as u32;
+            }
         }
         Self {
             line,
             lines: blocks * row,
+            of_line,
+            row: row_of,
             lanes,
             rows,
             further: [1, 2, 4, 8].map(further),
@@ -139,56 +148,28 @@ impl Narrow {
         (blocks.start * block, blocks.len() * block)
     }
 
-    /// Calls `f(at, count)` for the vectors of so many elements: as many of these as lanes are in use, or fewer in the last.
+    /// Calls `f(at)` for the vectors of so many elements, the last of which may be of fewer lanes.
     #[inline(always)]
-    fn each(&self, elements: usize, mut f: impl FnMut(usize, usize)) {
+    fn each(&self, elements: usize, mut f: impl FnMut(usize)) {
         let mut at = 0;
-        while at + self.cycle.lanes <= elements {
-            f(at, self.cycle.lanes);
+        while at < elements {
+            f(at);
             at += self.cycle.lanes;
         }
-        if at < elements {
-            f(at, elements - at);
-        }
     }
 
-    /// [`fold`](super::lanes::fold) of these vectors.
+    /// The sum of `term(at)` of the vectors, lane by lane.
     #[inline(always)]
-    fn folded<V: Lanes>(
-        &self,
-        elements: usize,
-        init: V,
-        mut step: impl FnMut(V, usize, usize) -> V,
-        join: impl Fn(V, V) -> V,
-    ) -> V {
-        let lanes = self.cycle.lanes;
-        let ([mut a, mut b, mut c, mut d], mut at) = ([init; 4], 0);
-        while at + 4 * lanes <= elements {
-            a = step(a, at, lanes);
-            b = step(b, at + lanes, lanes);
-            c = step(c, at + 2 * lanes, lanes);
-            d = step(d, at + 3 * lanes, lanes);
-            at += 4 * lanes;
-        }
-        while at < elements {
-            a = step(a, at, lanes.min(elements - at));
-            at += lanes;
-        }
-        join(join(a, b), join(c, d))
-    }
-
-    /// The sum of `term(at, count)` of the vectors, lane by lane.
-    #[inline(always)]
-    fn summed<V: Lanes>(&self, elements: usize, mut term: impl FnMut(usize, usize) -> V) -> V {
+    fn summed<V: Lanes>(&self, elements: usize, mut term: impl FnMut(usize) -> V) -> V {
         let mut total = CompensatedSum::zero();
         let (part, mut start) = (PLAINLY * self.cycle.lanes, 0);
         loop {
-            let sum = self.folded(
+            // One after the other: what they are the sums of takes longer than an addition.
+            let mut sum = V::splat(V::Real::ZERO);
+            self.each(
                 part.min(elements - start),
-                V::splat(V::Real::ZERO),
                 #[inline(always)]
-                |sum, at, count| sum + term(start + at, count),
-                V::add,
+                |at| sum = sum + term(start + at),
             );
             if elements <= part {
                 return sum;
@@ -249,14 +230,14 @@ impl Narrow {
     #[inline(always)]
     unsafe fn maxima<S: Simd, T: Element>(&self, src: *const T, elements: usize, scale: T::Lanes<S>) -> T::Lanes<S> {
         let none = T::Real::NEG_INFINITY;
-        self.folded(
+        let mut max = T::Lanes::<S>::splat(none);
+        self.each(
             elements,
-            T::Lanes::<S>::splat(none),
             #[inline(always)]
             // SAFETY: as promised by the caller.
-            |max, at, _| unsafe { self.read::<S, T>(src, elements, at, scale, none) }.or_greater(max),
-            T::Lanes::<S>::or_greater,
-        )
+            |at| max = unsafe { self.read::<S, T>(src, elements, at, scale, none) }.or_greater(max),
+        );
+        max
     }
 
     /// Σ exp(logit − reference) of so many elements, lane by lane and [scaled](Lanes::scaled_exp); `see(at, logit − reference, exp)` sees the
@@ -276,7 +257,7 @@ impl Narrow {
         self.summed(
             elements,
             #[inline(always)]
-            |at, _| {
+            |at| {
                 S::prefetch(src.wrapping_add(elements + at));
                 // SAFETY: as promised by the caller.
                 let logit = unsafe { self.read::<S, T>(src, elements, at, scale, T::Real::NEG_INFINITY) };
@@ -431,7 +412,7 @@ impl<T: Element> Softmax<'_, T> {
             narrow.each(
                 elements,
                 #[inline(always)]
-                |at, _| {
+                |at| {
                     let kept = T::Lanes::<S>::load(kept.add(at));
                     let result = match output {
                         Output::Probability => kept * factor,
@@ -480,11 +461,11 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
             narrow.each(
                 elements,
                 #[inline(always)]
-                |at, count| {
+                |at| {
                     let logit = next;
                     // Before it is written over by what passes the lanes in use.
-                    if at + count < elements {
-                        next = read(at + count);
+                    if at + narrow.cycle.lanes < elements {
+                        next = read(at + narrow.cycle.lanes);
                     }
                     narrow.write::<S, T>(of.output.of(logit - max, factor), out, elements, at);
                 },
@@ -527,7 +508,7 @@ impl Narrow {
     ) -> SoftmaxState<T::Lanes<S>> {
         let mut state = SoftmaxState::empty();
         let (start, elements) = self.span(block, rows);
-        let part = PLAINLY * self.cycle.lanes;
+        let part = 4 * PLAINLY * self.cycle.lanes;
         for first in (0..elements).step_by(part) {
             let elements = part.min(elements - first);
             let src: *const T = src.at(start + first, elements);
@@ -580,7 +561,7 @@ impl Narrow {
                 self.each(
                     elements,
                     #[inline(always)]
-                    |at, _| {
+                    |at| {
                         S::prefetch(src.wrapping_add(at + AHEAD / size_of::<T>()));
                         let x = self.read::<S, T>(src, elements, at, one, T::Real::ZERO);
                         let max = cycle.max(x);
@@ -611,6 +592,72 @@ impl Narrow {
     }
 }
 
+impl Narrow {
+    /// Writes `f(of_lines, row, x)` of each vector of these blocks, with the number of the row that a lane is of, and what `of_lines(first,
+    /// count)` says of the lines from this one on, from the first lane on, for the line of each lane.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and no other thread writes to the same blocks.
+    #[inline(always)]
+    pub unsafe fn map<S: Simd, T: Element, const N: usize>(
+        &self,
+        src: &Elements<T>,
+        out: &Elements<T>,
+        blocks: Range<usize>,
+        of_lines: impl Fn(usize, usize) -> [T::Lanes<S>; N],
+        f: impl Fn(&[T::Lanes<S>; N], T::Lanes<S>, T::Lanes<S>) -> T::Lanes<S>,
+    ) {
+        let (cycle, inner) = (&self.cycle, self.lines.inner);
+        let one = T::Lanes::<S>::splat(T::Real::ONE);
+        let mut rows = [T::Real::ZERO; MAX_LANES];
+        for (row, &of_lane) in rows.iter_mut().zip(&cycle.row) {
+            *row = T::Real::nearest(f64::from(of_lane));
+        }
+        let for_lanes = {
+            #[inline(always)]
+            |first: usize, count: usize| {
+                let mut of = of_lines(first, count);
+                for of in &mut of {
+                    *of = of.in_order(&cycle.of_line);
+                }
+                of
+            }
+        };
+        // What vectors are of in turn: all blocks, or each.
+        let (turns, of_turn) = if self.tiny { (1, blocks.len()) } else { (blocks.len(), 1) };
+        // SAFETY of the block: the elements are there; the rest by the caller's promise.
+        unsafe {
+            let first_rows = T::Lanes::<S>::load(rows.as_ptr());
+            for turn in 0..turns {
+                let first = blocks.start + turn * of_turn;
+                let (start, elements) = self.span_of(&(first..first + of_turn));
+                let (src, out) = (src.at(start, elements).cast_const(), out.at(start, elements));
+                let (mut line, last) = (first * inner, (first + of_turn) * inner);
+                let mut of = for_lanes(line, cycle.lines.min(last - line));
+                let (mut row, step) = (first_rows, T::Lanes::<S>::splat(T::Real::nearest(cycle.rows as f64)));
+                self.each(
+                    elements,
+                    #[inline(always)]
+                    |at| {
+                        S::prefetch(src.wrapping_add(at + AHEAD / size_of::<T>()));
+                        S::prefetch(out.wrapping_add(at + AHEAD / size_of::<T>()));
+                        let x = self.read::<S, T>(src, elements, at, one, T::Real::ZERO);
+                        self.write::<S, T>(f(&of, row, x), out, elements, at);
+                        if self.tiny {
+                            line += cycle.lines;
+                            if line < last {
+                                of = for_lanes(line, cycle.lines.min(last - line));
+                            }
+                        } else {
+                            row = row + step;
+                        }
+                    },
+                );
+            }
+        }
+    }
+}
+
 /// softmax: y·(g − Σ g·y); log-softmax: g − exp(y)·Σ g.
 pub(super) struct Backward<'a, T> {
     of: super::Backward<'a, T>,
@@ -635,7 +682,7 @@ impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
         total.add(narrow.summed(
             elements,
             #[inline(always)]
-            |at, _| {
+            |at| {
                 S::prefetch(ys.wrapping_add(elements + at));
                 S::prefetch(gs.wrapping_add(elements + at));
                 // SAFETY of the block: the elements are there; the rest by the caller's promise.
@@ -661,7 +708,7 @@ impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
         narrow.each(
             elements,
             #[inline(always)]
-            |at, _| {
+            |at| {
                 // SAFETY of the block: the elements are there; the rest by the caller's promise.
                 unsafe {
                     let y = narrow.read::<S, T>(ys, elements, at, one, zero);
@@ -780,7 +827,7 @@ impl<T: Element> ScoresBackward<'_, T> {
                 let total = narrow.summed(
                     block,
                     #[inline(always)]
-                    |at, _| {
+                    |at| {
                         let g = gradient(at, logit(at));
                         match output {
                             Output::Probability => T::Lanes::<S>::load(kept.add(at)) * inverse * g,
@@ -792,7 +839,7 @@ impl<T: Element> ScoresBackward<'_, T> {
                 narrow.each(
                     block,
                     #[inline(always)]
-                    |at, _| {
+                    |at| {
                         S::prefetch(out.wrapping_add(block + at));
                         let z = logit(at);
                         let p = T::Lanes::<S>::load(kept.add(at)) * inverse;

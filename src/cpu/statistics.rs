@@ -7,7 +7,7 @@ use super::level::{Level, Simd, Task};
 use super::memory::{filled, leaves_caches, Elements, Numbers};
 use super::narrow::{self, Narrow};
 use super::rows::{self, ahead, ahead_if, blocks, exp_sum, sum_of, AHEAD_BLOCKS, BLOCK_VECTORS, FAR_APART};
-use super::{run, Element, Pass};
+use super::{run, run_units, Element, Pass};
 use crate::lines::Lines;
 use crate::op::Schedule;
 use crate::state::{CompensatedSum, Merge, Number, Real, SoftmaxState};
@@ -72,20 +72,14 @@ pub(crate) fn loss_backward<T: Element>(
     gradients: &[T::Real],
     classes: Classes<T::Real>,
 ) -> Vec<T> {
-    let of = |values, index, line| <[T::Real]>::get(values, index * lines.count() + line).copied();
-    let of_line: Vec<_> = (0..lines.count())
-        .map(|line| {
-            let statistic = |index| of(statistics, index, line).unwrap_or(T::Real::ZERO);
-            let gradient = |index| of(gradients, index, line).unwrap_or(T::Real::ZERO);
-            LineGradient::new(statistic, gradient, &classes, line)
-        })
-        .collect();
     let src = Elements::read(src);
     // The weights of others than the targets count in the sum over classes only.
     let classes = Classes { weights: classes.weights.filter(|_| classes.smooth), ..classes };
     // SAFETY: every element is of one line, and every line is written.
     unsafe {
-        filled(lines.elem_count(), |out| Level::best().run(Backward { src, out, lines, classes, of_line: &of_line }))
+        filled(lines.elem_count(), |out| {
+            Level::best().run(LossBackward { src, out, lines, classes, statistics, gradients })
+        })
     }
 }
 
@@ -696,6 +690,118 @@ impl<R: Real> LineGradient<R> {
 }
 
 #[derive(Clone, Copy)]
+struct LossBackward<'a, T: Element> {
+    src: Elements<'a, T>,
+    out: Elements<'a, T>,
+    lines: Lines,
+    classes: Classes<'a, T::Real>,
+    /// As many apart as there are lines.
+    statistics: &'a [T::Real],
+    gradients: &'a [T::Real],
+}
+
+impl<T: Element> LossBackward<'_, T> {
+    /// Vectors of what [`LineGradient`] has of `count` lines from this one on, a vector at most: max, log_sum, of_p, of_weight, of_target and the
+    /// target, or −1.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`.
+    #[inline(always)]
+    unsafe fn of_lines<S: Simd>(&self, first: usize, count: usize) -> [T::Lanes<S>; 6] {
+        let zero = T::Lanes::<S>::splat(T::Real::ZERO);
+        let of = {
+            #[inline(always)]
+            |values: &[T::Real], index: usize| match values[index * self.lines.count() + first..].get(..count) {
+                // SAFETY: as many are there; the rest by the caller's promise.
+                Some(values) => unsafe { T::Lanes::<S>::get(values.as_ptr(), count) },
+                None => zero,
+            }
+        };
+        let mut targets = [T::Real::nearest(-1.0); MAX_LANES];
+        for (i, to) in targets.iter_mut().enumerate().take(count) {
+            if let Some(target) = self.classes.target(first + i) {
+                *to = T::Real::nearest(target as f64);
+            }
+        }
+        // SAFETY: a vector is there; the rest by the caller's promise.
+        let target = unsafe { T::Lanes::<S>::load(targets.as_ptr()) };
+        let none = T::Lanes::<S>::splat(T::Real::nearest(-0.5));
+        let (of_target, of_weight) = (of(self.gradients, statistics::LOG_P), of(self.gradients, statistics::SMOOTH));
+        let log_sum = of(self.statistics, statistics::LOG_SUM);
+        let of_p = of(self.gradients, statistics::LOG_SUM_EXP) - of_target;
+        // A NaN in the line is one in its sum, and in all of its gradient.
+        let of_p = of_p - of(self.statistics, statistics::SUM_OF_WEIGHTS) * of_weight + log_sum * zero;
+        [
+            target.if_less(none, zero, of(self.statistics, statistics::MAX)),
+            target.if_less(none, T::Lanes::<S>::splat(T::Real::ZERO - T::Real::NEG_INFINITY), log_sum),
+            target.if_less(none, zero, of_p),
+            target.if_less(none, zero, of_weight),
+            target.if_less(none, zero, of_target),
+            target,
+        ]
+    }
+
+    /// The gradients of a vector, given [what there is](Self::of_lines) of its lines and which classes these are.
+    #[inline(always)]
+    fn gradient<V: Lanes<Real = T::Real>>(of: &[V; 6], class: V, x: V) -> V {
+        let [max, log_sum, of_p, of_weight, of_target, target] = *of;
+        let others = LineGradient::of(x, max, log_sum, of_p) + of_weight;
+        (class - target).abs().if_less(V::splat(T::Real::nearest(0.5)), others + of_target, others)
+    }
+}
+
+impl<T: Element> Task for LossBackward<'_, T> {
+    fn run<S: Simd>(self) {
+        let Self { src, out, lines, classes, statistics, gradients } = self;
+        if classes.weights.is_none() {
+            let of_lines = {
+                #[inline(always)]
+                // SAFETY: called inside of `enter`.
+                |first: usize, count: usize| unsafe { self.of_lines::<S>(first, count) }
+            };
+            let block = lines.len * lines.inner;
+            if let Some(narrow) = Narrow::of::<T::Lanes<S>>(lines, T::Lanes::<S>::COUNT / 2) {
+                let use_first = |blocks: Range<usize>| out.use_first(blocks.start * block..blocks.end * block);
+                return run_units::<S>(
+                    lines.outer,
+                    block,
+                    Some(&use_first),
+                    #[inline(always)]
+                    // SAFETY: inside of `enter`, and each block is visited once.
+                    |blocks| unsafe { narrow.map::<S, T, 6>(&src, &out, blocks, of_lines, Self::gradient) },
+                );
+            }
+            if lines.inner > 1 && few_rows::are_few(lines) {
+                out.use_first(0..lines.elem_count());
+                let width = lines.inner.min(columns::WIDTH);
+                return run_units::<S>(
+                    lines.outer * lines.inner.div_ceil(columns::WIDTH),
+                    lines.len * width,
+                    None,
+                    #[inline(always)]
+                    // SAFETY: inside of `enter`, and each strip is visited once.
+                    |strips| unsafe { few_rows::map::<S, T, 6>((&src, &out, lines), strips, of_lines, Self::gradient) },
+                );
+            }
+        }
+        let of = |values, index, line| <[T::Real]>::get(values, index * lines.count() + line).copied();
+        let of_line: Vec<_> = (0..lines.count())
+            .map(|line| {
+                let statistic = |index| of(statistics, index, line).unwrap_or(T::Real::ZERO);
+                let gradient = |index| of(gradients, index, line).unwrap_or(T::Real::ZERO);
+                LineGradient::new(statistic, gradient, &classes, line)
+            })
+            .collect();
+        let pass = Backward { src, out, lines, classes, of_line: &of_line };
+        if lines.inner == 1 {
+            run::<S, _>(&Rows(pass), lines, true)
+        } else {
+            run::<S, _>(&Columns(pass), lines, true)
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
 struct Backward<'a, T: Element> {
     src: Elements<'a, T>,
     out: Elements<'a, T>,
@@ -720,16 +826,6 @@ impl<T: Element> Backward<'_, T> {
                 let value = gradient.of_target(one::<S, T>(from), self.classes.weight(target));
                 put_one::<S, T>(value, to);
             }
-        }
-    }
-}
-
-impl<T: Element> Task for Backward<'_, T> {
-    fn run<S: Simd>(self) {
-        if self.lines.inner == 1 {
-            run::<S, _>(&Rows(self), self.lines, true)
-        } else {
-            run::<S, _>(&Columns(self), self.lines, true)
         }
     }
 }
