@@ -12,7 +12,7 @@ use crate::state::{CompensatedSum, Number, Real};
 use std::ops::Range;
 
 /// So many vectors side by side wait for nothing that one of them waits for.
-const SIDE_BY_SIDE: usize = 2;
+const SIDE_BY_SIDE: usize = 4;
 /// Their rows are to stay in the first cache, with the exponentials: lines of so many elements at most …
 const MOST_KEPT: usize = 4096;
 /// … where as many are side by side as these.

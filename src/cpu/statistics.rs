@@ -759,6 +759,11 @@ impl<T: Element> Task for LossBackward<'_, T> {
                 // SAFETY: called inside of `enter`.
                 |first: usize, count: usize| unsafe { self.of_lines::<S>(first, count) }
             };
+            // Not the function itself, whose call would not be compiled for the instructions of `S`.
+            let gradient = {
+                #[inline(always)]
+                |of: &[T::Lanes<S>; 6], class, x| Self::gradient(of, class, x)
+            };
             let block = lines.len * lines.inner;
             if let Some(narrow) = Narrow::of::<T::Lanes<S>>(lines, T::Lanes::<S>::COUNT / 2) {
                 let use_first = |blocks: Range<usize>| out.use_first(blocks.start * block..blocks.end * block);
@@ -768,7 +773,7 @@ impl<T: Element> Task for LossBackward<'_, T> {
                     Some(&use_first),
                     #[inline(always)]
                     // SAFETY: inside of `enter`, and each block is visited once.
-                    |blocks| unsafe { narrow.map::<S, T, 6>(&src, &out, blocks, of_lines, Self::gradient) },
+                    |blocks| unsafe { narrow.map::<S, T, 6>(&src, &out, blocks, of_lines, gradient) },
                 );
             }
             if lines.inner > 1 && few_rows::are_few(lines) {
@@ -780,7 +785,7 @@ impl<T: Element> Task for LossBackward<'_, T> {
                     None,
                     #[inline(always)]
                     // SAFETY: inside of `enter`, and each strip is visited once.
-                    |strips| unsafe { few_rows::map::<S, T, 6>((&src, &out, lines), strips, of_lines, Self::gradient) },
+                    |strips| unsafe { few_rows::map::<S, T, 6>((&src, &out, lines), strips, of_lines, gradient) },
                 );
             }
         }
