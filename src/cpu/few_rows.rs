@@ -134,7 +134,7 @@ impl<S: Simd, T: Element> OfRows<S> for SoftmaxStrip<T> {
     unsafe fn take<const N: usize>(&mut self, rows: Rows<N>, start: usize) {
         let (src, out, kept) = (self.src.wrapping_add(start), self.out.wrapping_add(start), self.kept);
         let (lanes, output) = (T::Lanes::<S>::COUNT, self.output);
-        let (one, scale) = (T::Lanes::<S>::splat(T::Real::ONE), T::Lanes::<S>::splat(self.scale));
+        let scale = T::Lanes::<S>::splat(self.scale);
         // SAFETY of the block: as promised by the caller; there is room for what is kept.
         unsafe {
             let max = maxima(
@@ -153,29 +153,20 @@ impl<S: Simd, T: Element> OfRows<S> for SoftmaxStrip<T> {
                     S::prefetch(out.wrapping_add(at));
                     let shifted = read::<S, T>(src, at, count) * scale - max[n];
                     let exp = shifted.scaled_exp();
-                    let keep = if output == Output::Probability { exp } else { shifted };
-                    keep.store(kept.add((j * N + n) * lanes));
+                    output.kept(shifted, exp).store(kept.add((j * N + n) * lanes));
                     exp
                 },
             );
             let mut factors = sums;
             for factor in &mut factors {
-                let sum = one.or_greater(factor.unscaled());
-                *factor = match output {
-                    Output::Probability => sum.inverse() * T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE),
-                    Output::LogProbability => sum.ln(),
-                };
+                *factor = output.factor(*factor);
             }
             rows.each::<T::Lanes<S>>(
                 0..rows.len,
                 #[inline(always)]
                 |j, n, at, count| {
                     let kept = T::Lanes::<S>::load(kept.add((j * N + n) * lanes));
-                    let result = match output {
-                        Output::Probability => kept * factors[n],
-                        Output::LogProbability => kept - factors[n],
-                    };
-                    T::put::<S>(result, out.add(at), count);
+                    T::put::<S>(output.of_kept(kept, factors[n]), out.add(at), count);
                 },
             );
         }
@@ -269,8 +260,8 @@ impl<S: Simd, T: Element> OfRows<S> for ScoresBackwardStrip<T> {
         let [scores, gs] = [self.scores, self.g].map(|from| from.wrapping_add(start));
         let (out, kept, lanes, output) = (self.out.wrapping_add(start), self.kept, T::Lanes::<S>::COUNT, self.output);
         let scale = T::Lanes::<S>::splat(self.scale);
-        let (zero, one) = (T::Lanes::<S>::splat(T::Real::ZERO), T::Lanes::<S>::splat(T::Real::ONE));
-        let (lowest, unscale) = (T::Lanes::<S>::splat(T::Real::LOWEST), T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE));
+        let zero = T::Lanes::<S>::splat(T::Real::ZERO);
+        let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
         // SAFETY of the block: as promised by the caller; there is room for what is kept.
         unsafe {
             let logit = {
@@ -301,7 +292,7 @@ impl<S: Simd, T: Element> OfRows<S> for ScoresBackwardStrip<T> {
                 },
             );
             for inverse in &mut inverse {
-                *inverse = one.or_greater(inverse.unscaled()).inverse() * unscale;
+                *inverse = Output::Probability.factor(*inverse);
             }
             let totals = rows.sums(
                 #[inline(always)]
@@ -412,7 +403,7 @@ pub(super) unsafe fn sums<S: Simd, T: Element>(
     }
 }
 
-struct MapOfStrip<T: Element, L, F> {
+struct MapOfStrip<T: Element, L, F, const K: usize> {
     src: *const T,
     out: *mut T,
     /// The number of the strip's first line.
@@ -421,7 +412,7 @@ struct MapOfStrip<T: Element, L, F> {
     f: F,
 }
 
-impl<S: Simd, T: Element, L, F, const K: usize> OfRows<S> for MapOfStrip<T, L, (F, [(); K])>
+impl<S: Simd, T: Element, L, F, const K: usize> OfRows<S> for MapOfStrip<T, L, F, K>
 where
     L: Fn(usize, usize) -> [T::Lanes<S>; K],
     F: Fn(&[T::Lanes<S>; K], T::Lanes<S>, T::Lanes<S>) -> T::Lanes<S>,
@@ -442,7 +433,7 @@ where
                     S::prefetch(src.wrapping_add(at + N * lanes));
                     S::prefetch(out.wrapping_add(at + N * lanes));
                     let row = T::Lanes::<S>::splat(T::Real::nearest(j as f64));
-                    T::put::<S>((self.f.0)(&of[n], row, read::<S, T>(src, at, count)), out.add(at), count);
+                    T::put::<S>((self.f)(&of[n], row, read::<S, T>(src, at, count)), out.add(at), count);
                 },
             );
         }
@@ -465,7 +456,7 @@ pub(super) unsafe fn map<S: Simd, T: Element, const K: usize>(
     for strip in Strip::all(strips, lines) {
         let (start, elements) = strip.span(&(0..lines.len));
         let (src, out) = (src.at(start, elements).cast_const(), out.at(start, elements));
-        let mut of_rows = MapOfStrip { src, out, first, of_lines, f: (f, [(); K]) };
+        let mut of_rows = MapOfStrip::<_, _, _, K> { src, out, first, of_lines, f };
         // SAFETY: the strip is there; the rest by the caller's promise.
         unsafe { each::<S, T::Lanes<S>>(&strip, lines.len, &mut of_rows) }
         first += strip.width;

@@ -107,6 +107,35 @@ impl Output {
         }
     }
 
+    /// What is [made](Self::of_kept) of a sum of exponentials that are relative to the maximum, and [scaled](Lanes::scaled_exp).
+    #[inline(always)]
+    fn factor<V: Lanes>(self, sum: V) -> V {
+        // The maximum alone adds 1, as in [`Normalizer::new`](crate::state::Normalizer::new).
+        let sum = V::splat(V::Real::ONE).or_greater(sum.unscaled());
+        match self {
+            Output::Probability => sum.inverse() * V::splat(V::UNSCALE),
+            Output::LogProbability => sum.ln(),
+        }
+    }
+
+    /// What is kept of x − max and its scaled exponential until the [factor](Self::factor) is known.
+    #[inline(always)]
+    fn kept<V>(self, shifted: V, exp: V) -> V {
+        match self {
+            Output::Probability => exp,
+            Output::LogProbability => shifted,
+        }
+    }
+
+    /// The result of what was [kept](Self::kept).
+    #[inline(always)]
+    fn of_kept<V: Number>(self, kept: V, factor: V) -> V {
+        match self {
+            Output::Probability => kept * factor,
+            Output::LogProbability => kept - factor,
+        }
+    }
+
     /// The gradient of a logit of probability p, with Σ g·p for softmax and Σ g for log-softmax.
     #[inline(always)]
     fn logit_gradient<V: Number>(self, p: V, g: V, sum: V) -> V {
@@ -279,7 +308,7 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
         (0..units).for_each(|unit| run_parts::<S, P>(pass, unit, unit_elements, &parts));
         return;
     }
-    let use_first = |units: Range<usize>| pass.use_first(units.start * unit_elements..units.end * unit_elements);
+    let use_first = |elements| pass.use_first(elements);
     run_units::<S>(
         units,
         unit_elements,
@@ -291,7 +320,7 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
 }
 
 /// Calls `f` [inside](Simd::enter) for all of these units, by several threads if they are of many elements, each of which calls `use_first`
-/// for its own before.
+/// for the elements of its own before, where those of each unit lie behind those of the one before.
 fn run_units<S: Simd>(
     units: usize,
     unit_elements: usize,
@@ -311,7 +340,7 @@ fn run_units<S: Simd>(
     let shared = threads::share(units * unit_elements, units.div_ceil(units_per_task), TRADED, &|task| {
         let units = task * units_per_task..units.min((task + 1) * units_per_task);
         if let Some(use_first) = use_first {
-            use_first(units.clone());
+            use_first(units.start * unit_elements..units.end * unit_elements);
         }
         enter(units)
     });

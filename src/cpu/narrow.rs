@@ -39,37 +39,38 @@ struct Cycle {
 }
 
 impl Cycle {
+    /// Without divisions, which would take longer than a small tensor does.
     fn new(blocks: usize, rows: usize, row: usize) -> Self {
-        let lanes = blocks * rows * row;
-        let order = |from: &dyn Fn(usize) -> usize| {
-            let mut order = [0; MAX_LANES];
-            for (lane, to) in order.iter_mut().enumerate() {
-                let (block, in_row) = (lane / (rows * row), lane % row);
-                let of = (block * rows + from(lane / row % rows)) * row + in_row;
-                *to = if lane < lanes { of } else { lane } as u32;
-            }
-            order
-        };
-        let further = |by: usize| order(&|j| (j + by) % rows);
-        let (mut line, mut of_line, mut row_of) = ([0; MAX_LANES], [0; MAX_LANES], [0; MAX_LANES]);
-        for lane in 0..lanes {
-            let i = lane / (rows * row) * row + lane % row;
-            (of_line[lane], row_of[lane]) = (i as u32, (lane / row % rows) as u32);
-            if row_of[lane] == 0 {
-                line[i] = lane as u32;
+        let mut same = [0; MAX_LANES];
+        for (lane, to) in same.iter_mut().enumerate() {
+            *to = lane as u32;
+        }
+        let (lanes, lines) = (blocks * rows * row, blocks * row);
+        let (further, beyond) = ([same; 4], [same; 3]);
+        let mut cycle =
+            Self { lanes, rows, further, beyond, first: same, line: same, lines, of_line: same, row: [0; MAX_LANES] };
+        let mut lane = 0;
+        for block in 0..blocks {
+            for j in 0..rows {
+                for c in 0..row {
+                    let at_row = |j: usize| ((block * rows + j) * row + c) as u32;
+                    let further = |by: usize| at_row(if j + by < rows { j + by } else { j + by - rows });
+                    for (power, order) in
+                        cycle.further.iter_mut().enumerate().take_while(|(power, _)| 1 << power < rows)
+                    {
+                        order[lane] = further(1 << power);
+                    }
+                    for (power, order) in cycle.beyond.iter_mut().enumerate() {
+                        order[lane] = further(rows >> (power + 1) << (power + 1));
+                    }
+                    let line = block * row + c;
+                    cycle.line[line] = at_row(0);
+                    (cycle.first[lane], cycle.of_line[lane], cycle.row[lane]) = (at_row(0), line as u32, j as u32);
+                    lane += 1;
+                }
             }
         }
-        Self {
-            line,
-            lines: blocks * row,
-            of_line,
-            row: row_of,
-            lanes,
-            rows,
-            further: [1, 2, 4, 8].map(further),
-            beyond: [1, 2, 4].map(|power| further(rows / (2 * power) * (2 * power))),
-            first: order(&|_| 0),
-        }
+        cycle
     }
 
     /// What the lanes of each line come to, in all of them. Of 2, 4 and 8 rows from each on, and then of all: as many as there are powers of
@@ -335,16 +336,6 @@ pub(super) fn longest_summed<V: Lanes>() -> usize {
     V::COUNT / 4 + 1
 }
 
-/// What scaled exponentials are multiplied with, or logits have subtracted, where the exponentials add up to this.
-#[inline(always)]
-fn factor_of<V: Lanes>(output: Output, sum: V) -> V {
-    let sum = V::splat(V::Real::ONE).or_greater(sum.unscaled());
-    match output {
-        Output::Probability => sum.inverse() * V::splat(V::UNSCALE),
-        Output::LogProbability => sum.ln(),
-    }
-}
-
 pub(super) struct Softmax<'a, T: Element> {
     of: Softmaxed<'a, T>,
     narrow: Narrow,
@@ -372,11 +363,8 @@ impl<T: Element> Softmax<'_, T> {
                     let logit = x * scale;
                     let shifted = logit - cycle.max(logit).or_greater(least);
                     let exp = shifted.scaled_exp();
-                    let factor = factor_of(output, cycle.sum(exp));
-                    match output {
-                        Output::Probability => exp * factor,
-                        Output::LogProbability => shifted - factor,
-                    }
+                    let factor = output.factor(cycle.sum(exp));
+                    output.of_kept(output.kept(shifted, exp), factor)
                 },
             )
         }
@@ -405,20 +393,16 @@ impl<T: Element> Softmax<'_, T> {
                     // Memory that is written is read first.
                     S::prefetch(out.wrapping_add(at));
                     // What passes the lanes in use is written over by the next.
-                    if output == Output::Probability { exp } else { shifted }.store(kept.add(at));
+                    output.kept(shifted, exp).store(kept.add(at));
                 },
             );
-            let factor = factor_of(output, narrow.cycle.sum(sum));
+            let factor = output.factor(narrow.cycle.sum(sum));
             narrow.each(
                 elements,
                 #[inline(always)]
                 |at| {
                     let kept = T::Lanes::<S>::load(kept.add(at));
-                    let result = match output {
-                        Output::Probability => kept * factor,
-                        Output::LogProbability => kept - factor,
-                    };
-                    narrow.write::<S, T>(result, out, elements, at);
+                    narrow.write::<S, T>(output.of_kept(kept, factor), out, elements, at);
                 },
             );
         }
@@ -450,7 +434,7 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
         // Scaled; 0 where nothing is above −∞.
         let scaled = T::Lanes::<S>::splat(T::Real::ONE / T::Lanes::<S>::UNSCALE);
         let sum = state.sum() / (state.max().or_greater(lowest) - state.reference()).exp() * scaled;
-        let (max, factor) = (state.max().or_greater(least), factor_of(of.output, sum));
+        let (max, factor) = (state.max().or_greater(least), of.output.factor(sum));
         // SAFETY of the block: the elements are there; the rest by the caller's promise.
         unsafe {
             let read = {
@@ -752,7 +736,7 @@ impl<T: Element> ScoresBackward<'_, T> {
         let block = lines.len * lines.inner;
         let longest = longest::<T::Lanes<S>>(self.output);
         let narrow = Narrow::of::<T::Lanes<S>>(lines, longest).filter(|_| block <= MOST_KEPT);
-        let use_first = |blocks: Range<usize>| self.out.use_first(blocks.start * block..blocks.end * block);
+        let use_first = |elements| self.out.use_first(elements);
         if let Some(narrow) = narrow {
             run_units::<S>(
                 lines.outer,
@@ -775,7 +759,7 @@ impl<T: Element> ScoresBackward<'_, T> {
         let (out, output, cycle) = (self.out.at(start, elements), self.output, &narrow.cycle);
         let scale = T::Lanes::<S>::splat(self.scale);
         let (zero, one) = (T::Lanes::<S>::splat(T::Real::ZERO), T::Lanes::<S>::splat(T::Real::ONE));
-        let (lowest, unscale) = (T::Lanes::<S>::splat(T::Real::LOWEST), T::Lanes::<S>::splat(T::Lanes::<S>::UNSCALE));
+        let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
         // SAFETY of the block: the elements are there; the rest by the caller's promise.
         unsafe {
             if narrow.tiny {
@@ -789,7 +773,7 @@ impl<T: Element> ScoresBackward<'_, T> {
                         // What does not take part has no gradient.
                         let g = z.if_less(lowest, zero, g);
                         let exp = (z - cycle.max(z).or_greater(lowest)).scaled_exp();
-                        let p = exp * factor_of(Output::Probability, cycle.sum(exp));
+                        let p = exp * Output::Probability.factor(cycle.sum(exp));
                         let term = if output == Output::Probability { p * g } else { g };
                         let gradient = output.logit_gradient(p, g, cycle.sum(term)) * scale;
                         z.if_less(lowest, zero, gradient)
@@ -823,7 +807,7 @@ impl<T: Element> ScoresBackward<'_, T> {
                     #[inline(always)]
                     |at, _, exp| exp.store(kept.add(at)),
                 );
-                let inverse = one.or_greater(cycle.sum(sum).unscaled()).inverse() * unscale;
+                let inverse = Output::Probability.factor(cycle.sum(sum));
                 let total = narrow.summed(
                     block,
                     #[inline(always)]

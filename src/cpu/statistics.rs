@@ -239,9 +239,7 @@ impl<T: Element> Statistics<'_, T> {
             }
         }
     }
-}
 
-impl<T: Element> Statistics<'_, T> {
     /// [`write_lines`](Self::write_lines) for a loss, where all is finite but the sums.
     ///
     /// # Safety
@@ -766,7 +764,7 @@ impl<T: Element> Task for LossBackward<'_, T> {
             };
             let block = lines.len * lines.inner;
             if let Some(narrow) = Narrow::of::<T::Lanes<S>>(lines, T::Lanes::<S>::COUNT / 2) {
-                let use_first = |blocks: Range<usize>| out.use_first(blocks.start * block..blocks.end * block);
+                let use_first = |elements| out.use_first(elements);
                 return run_units::<S>(
                     lines.outer,
                     block,
