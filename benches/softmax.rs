@@ -5,6 +5,7 @@
 //!     cargo bench --bench softmax -- --device cpu --quick
 //!     cargo bench --bench softmax -- --device cpu --around --out benches/results/cpu-around.csv
 //!     cargo bench --features cuda --bench softmax -- --shapes 100x600x128@1,300x5000@1
+//!     cargo bench --features cuda --bench softmax -- --around --shapes 100x600x128@1 --calls scale,logsumexp
 //!     cargo bench --bench softmax -- --from benches/results/h200.csv --peers peers.csv --plots plots
 //!
 //! A kernel's ceiling is a copy: it reads and writes each element once, as softmax has to.
@@ -72,15 +73,15 @@ pub struct Args {
     /// Not softmax itself but what models have around it: backward, the builder's options, losses
     #[arg(long)]
     around: bool,
+    /// With `--around` on a GPU: only these calls, such as scale,logsumexp
+    #[arg(long, value_delimiter = ',')]
+    calls: Vec<String>,
     /// On the CPU: numbers of threads
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
     threads: Vec<usize>,
     /// What one process started by this program measures; prints it as CSV (or, the first call, in milliseconds)
     #[arg(long, hide = true)]
     child: bool,
-    /// The call of `--around` whose first one that process times
-    #[arg(long, hide = true)]
-    call: Option<String>,
     /// Given by `cargo bench`
     #[arg(long, hide = true)]
     bench: bool,
@@ -141,7 +142,6 @@ fn measure(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
         known_shapes().join(", ")
     );
     let own = args.own_shapes()?;
-    ensure!(own.is_empty() || !args.around, "with --around the shapes are those of its calls");
     let device = match args.device {
         Some(Where::Cpu) => Device::Cpu,
         Some(Where::Cuda) => common::parse_device("cuda")?,
@@ -158,6 +158,7 @@ fn measure(args: &Args) -> Result<(Vec<Row>, Vec<String>)> {
         #[cfg(feature = "cuda")]
         Device::Cuda(_) => gpu::run(args, &device),
         _ if args.first_call => bail!("--first-call is about the GPU, and there is none"),
+        _ if args.around && !own.is_empty() => bail!("with --around on the CPU the shapes are those of its calls"),
         _ => cpu::run(args),
     }
 }

@@ -12,6 +12,11 @@ __device__ __forceinline__ int64_t line_start(int64_t line, int64_t len, int64_t
     return inner == 1 ? line * len : line / inner * len * inner + line % inner;
 }
 
+// a / b, in 32 bits where that is enough
+__device__ __forceinline__ int64_t quotient(int64_t a, int64_t b) {
+    return (a | b) >> 32 ? a / b : static_cast<uint32_t>(a) / static_cast<uint32_t>(b);
+}
+
 // The elements of a line that one thread takes: first, first + step, ...
 struct StridedLine {
     static constexpr int TILE = 8;  // elements in flight at once
@@ -53,6 +58,53 @@ struct StridedLine {
             for (int k = 0; k < TILE; k++) {
                 if (j + k * step < len) f(offset + k * step * stride);
             }
+        }
+    }
+
+    // Calls f with the first of every COUNT elements of this thread that lie before `end`.
+    template <int COUNT = TILE, typename F>
+    __device__ __forceinline__ void each_first(int64_t end, F f) const {
+#pragma unroll 1
+        for (int64_t j = first; j < end; j += COUNT * step) f(j);
+    }
+
+    // The same for those in begin..end, the last one first: what was read last is still in a cache for those who then begin with the first one.
+    template <int COUNT = TILE, typename F>
+    __device__ __forceinline__ void each_first_backwards(int64_t begin, int64_t end, F f) const {
+        const int64_t apart = COUNT * step, start = first + (begin > 0 ? quotient(begin, apart) * apart : 0);
+        int64_t j = start;
+        if (end - start > apart) j += quotient(end - start - 1, apart) * apart;
+        if (j >= end) return;
+#pragma unroll 1
+        for (; j >= start; j -= apart) f(j);
+    }
+
+    // What follows is about the elements j, j + step, ... of a tile. How far it is from j to `end`, as far as that matters there
+    __device__ __forceinline__ int left(int64_t j, int64_t end) const {
+        return static_cast<int>(min(max(end - j, int64_t(-1)), int64_t(INT32_MAX)));
+    }
+    // Whether element k of the tile lies before the end, which is `left` away
+    __device__ __forceinline__ bool has(int k, int left) const { return k * static_cast<int>(step) < left; }
+
+    // Loads a tile of x, whose elements are `apart` from each other. In place of what lies behind the end it loads the first again, so that no
+    // load is a branch and all are asked for before any is waited for.
+    template <int COUNT, typename O>
+    __device__ __forceinline__ void load(O (&tile)[COUNT], const O* x, int64_t apart, int64_t j, int left) const {
+        x += j * apart;
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) {
+            const int64_t offset = k * (step * apart);
+            tile[k] = x[has(k, left) ? offset : 0];
+        }
+    }
+
+    // Writes of(k) for what lies before the end.
+    template <int COUNT, typename O, typename F>
+    __device__ __forceinline__ void store(O* x, int64_t apart, int64_t j, int left, F of) const {
+        x += j * apart;
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) {
+            if (has(k, left)) x[k * (step * apart)] = of(k);
         }
     }
 };

@@ -1,6 +1,6 @@
 // The gradient of the logits from those of a line's statistics (statistics.cuh): every element is read once and written once,
 // as a copy does, with one exponential each. A line whose target is ignored is written only.
-#include "line.cuh"
+#include "line_group.cuh"
 #include "pack.cuh"
 #include "start.cuh"
 
@@ -45,8 +45,8 @@ struct LineGradient {
 };
 
 #define PARAMETERS(T)                                                                                                      \
-    const T *x, T *dx, int64_t lines, int64_t len, int64_t parameter, const int64_t *targets, int64_t ignore,              \
-        const Real<T> *weights, const Real<T> *statistics, const Real<T> *gradients
+    const T *x, T *dx, int64_t lines, int64_t len, int64_t inner, int64_t groups, int64_t parameter,                       \
+        const int64_t *targets, int64_t ignore, const Real<T> *weights, const Real<T> *statistics, const Real<T> *gradients
 
 // A block takes a chunk of a line, `chunks` to a line: PACKS packs of 16 bytes to a thread. Packs are the gradient's; where
 // the logits' do not lie as they do, those are read by the element.
@@ -125,30 +125,32 @@ __device__ __forceinline__ void short_rows(PARAMETERS(T)) {
     }
 }
 
-// A thread takes a line; neighbouring ones lie side by side, `parameter` of them. The grid's second dimension shares out the rows.
+// Groups of threads, of the shape that the parameter says, take lines that lie side by side. The grid's second dimension shares out the rows.
 template <typename T>
 __device__ __forceinline__ void columns(PARAMETERS(T)) {
-    constexpr int ROWS = 16;
-    const int64_t line = blockIdx.x * int64_t(blockDim.x) + threadIdx.x, inner = parameter;
-    if (line >= lines) return;
-    const LineGradient<T> gradient(line, lines, len, targets, ignore, weights, statistics, gradients);
-    const int64_t start = line_start(line, len, inner);
-    for (int64_t first = blockIdx.y * int64_t(ROWS); first < len; first += gridDim.y * int64_t(ROWS)) {
-#pragma unroll 4
-        for (int64_t j = first; j < (first + ROWS < len ? first + ROWS : len); j++) {
-            const int64_t i = start + j * inner;
-            dx[i] = gradient.of(x[i], j);
-        }
-    }
+    constexpr int TILE = 4;
+    const LineGroup group(groups, len, inner, static_cast<int>(parameter));
+    group.each([&](int64_t number, StridedLine line) {
+        if (line.len == 0) return;
+        const LineGradient<T> gradient(number, lines, len, targets, ignore, weights, statistics, gradients);
+        line.first += blockIdx.y * line.step;
+        line.step *= gridDim.y;
+        line.each_first<TILE>(len, [&](int64_t from) {
+            T tile[TILE];
+            const int left = line.left(from, len);
+            line.load(tile, x + line.start, inner, from, left);
+            line.store<TILE>(dx + line.start, inner, from, left, [&](int k) { return gradient.of(tile[k], from + k * line.step); });
+        });
+    });
 }
 
 #define KERNEL(name, body, dtype, T, THREADS)                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS) name##_##dtype(PARAMETERS(T)) {       \
         wait_for_kernel_before();                                                               \
-        body<T>(x, dx, lines, len, parameter, targets, ignore, weights, statistics, gradients); \
+        body<T>(x, dx, lines, len, inner, groups, parameter, targets, ignore, weights, statistics, gradients); \
     }
 #define KERNELS(dtype, T)                                             \
     KERNEL(loss_backward_rows, rows, dtype, T, 256)                   \
     KERNEL(loss_backward_short_rows, short_rows, dtype, T, 128)       \
-    KERNEL(loss_backward_columns, columns, dtype, T, 128)
+    KERNEL(loss_backward_columns, columns, dtype, T, GROUP_THREADS)
 FOR_EACH_DTYPE(KERNELS)

@@ -90,7 +90,7 @@ struct ClassSums {
 
 #define KERNEL(name, dtype, T, THREADS, BLOCKS, BODY)                                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                          \
-        name##_##dtype(const T* x, void* out, int64_t lines, int64_t len, int64_t inner, int shift,                        \
+        name##_##dtype(const T* x, void* out, int64_t lines, int64_t len, int64_t inner, int shift, int64_t groups,        \
                        const int64_t* targets, int64_t ignored, const Real<T>* weights, int smooth) {                      \
         wait_for_kernel_before();                                                                                          \
         const Request<T> request{x, out, lines, len, targets, ignored, weights, smooth != 0};                              \

@@ -356,10 +356,6 @@ impl TopK {
     }
 }
 
-/// The CUDA kernel reads a line once for each of the places: more than this are found on the CPU.
-#[cfg(feature = "cuda")]
-const MOST_PASSES: usize = 256;
-
 impl CustomOp1 for TopK {
     fn name(&self) -> &'static str {
         self.name
@@ -372,7 +368,7 @@ impl CustomOp1 for TopK {
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         let (lines, shape) = self.lines(layout.shape())?;
-        if self.k > MOST_PASSES {
+        if self.k > crate::cuda::MOST_TOP_K {
             let (places, shape) = self.on_cpu(&storage.to_cpu_storage()?, layout)?;
             return Ok((storage.device().storage_from_cpu_storage_owned(places)?, shape));
         }

@@ -72,13 +72,13 @@ pub fn builder_backward(softmax: &Softmax, scores: &Tensor, g: &Tensor) -> Resul
     }
 }
 
-/// The two kernels behind a cross-entropy over the last dimension of 2.
+/// The two kernels behind a cross-entropy.
 pub struct CrossEntropyKernels(LineStatistics);
 
 impl CrossEntropyKernels {
-    /// `targets`: i64, one for each line, contiguous.
-    pub fn new(targets: Tensor) -> Self {
-        Self(LineStatistics(Classes { dim: 1, targets, ignore_index: -100, weights: None, smooth: false }))
+    /// `targets`: i64, one for each line along `dim`, contiguous.
+    pub fn new(targets: Tensor, dim: usize) -> Self {
+        Self(LineStatistics(Classes { dim, targets, ignore_index: -100, weights: None, smooth: false }))
     }
 
     /// The statistics of each line.

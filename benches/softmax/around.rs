@@ -61,6 +61,26 @@ pub const AROUND: &[Around] = &[
     Around { dims: &[340_654, 197], calls: &["logsumexp"] },
 ];
 
+/// What is timed on a shape that was asked for, along any dimension, and …
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub const OWN_CALLS: &[&str] = &[
+    "softmax_backward",
+    "log_softmax_backward",
+    "logsumexp",
+    "scale",
+    "scale + bias",
+    "softcap",
+    "dropout",
+    "scale backward",
+    "softcap backward",
+    "cross_entropy kernel",
+    "cross_entropy kernels with backward",
+    OF_LAST_DIMENSION,
+];
+/// … along the last one: of 8 in lines of up to 1024, which a router has, and of 50 in longer ones.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub const OF_LAST_DIMENSION: &str = "topk_softmax";
+
 /// On the CPU: calls of the builder to be timed beside plain softmax, by name.
 pub struct CpuAround {
     pub dims: &'static [usize],
@@ -199,9 +219,9 @@ fn target(row: &Row, time: impl Fn(&str) -> Option<f64>, copy: f64) -> Option<f6
     })
 }
 
-/// The call of that name on tensors of that shape: normal numbers of deviation 3.
+/// The call of that name along a dimension of tensors of that shape: normal numbers of deviation 3.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-pub fn call(name: &str, dims: &[usize], dtype: DType, device: &Device) -> Result<Call> {
+pub fn call(name: &str, dims: &[usize], dim: usize, dtype: DType, device: &Device) -> Result<Call> {
     // Apart from each other: of tensors whose sizes are powers of two, one behind the other, elements of the same place may be in
     // the same banks of the memory, which takes up to 10 % longer.
     const APART: usize = 9 << 20;
@@ -210,35 +230,39 @@ pub fn call(name: &str, dims: &[usize], dtype: DType, device: &Device) -> Result
         Tensor::randn(0f32, 3f32, len + APART, device)?.to_dtype(dtype)?.narrow(0, 0, len)?.reshape(dims)
     };
     let xs = normal(dims)?;
-    let last = dims.len() - 1;
     Ok(match name {
         "softmax_backward" | "log_softmax_backward" => {
             let log = name != "softmax_backward";
             let y = normal(dims)?;
-            y.slice_set(&if log { ops::log_softmax(&xs, last)? } else { ops::softmax(&xs, last)? }, 0, 0)?;
-            Box::new(move || testing::softmax_backward(log, &y, &xs, last))
+            y.slice_set(&if log { ops::log_softmax(&xs, dim)? } else { ops::softmax(&xs, dim)? }, 0, 0)?;
+            Box::new(move || testing::softmax_backward(log, &y, &xs, dim))
         }
-        "logsumexp" => Box::new(move || ops::logsumexp(&xs, last)),
+        "logsumexp" => Box::new(move || ops::logsumexp(&xs, dim)),
+        OF_LAST_DIMENSION => {
+            let k = if dims[dim] <= 1024 { 8 } else { 50 };
+            Box::new(move || Ok(ops::topk_softmax(&xs, k.min(xs.dim(dim)?), true)?.0))
+        }
         "cross_entropy" | "cross_entropy kernel" | "cross_entropy kernels with backward" => {
-            let targets = Tensor::rand(0f32, dims[1] as f32 - 1.0, dims[0], device)?.to_dtype(DType::I64)?;
+            let lines = dims.iter().product::<usize>() / dims[dim];
+            let targets = Tensor::rand(0f32, dims[dim] as f32, lines, device)?.to_dtype(DType::I64)?;
             if name == "cross_entropy" {
                 return Ok(Box::new(move || CrossEntropy::new().forward(&xs, &targets)));
             }
-            let kernels = CrossEntropyKernels::new(targets);
+            let kernels = CrossEntropyKernels::new(targets, dim);
             if name == "cross_entropy kernel" {
                 return Ok(Box::new(move || kernels.forward(&xs)));
             }
             let gradient = Tensor::randn(0f32, 1f32, kernels.forward(&xs)?.dims(), device)?;
             Box::new(move || kernels.backward(&xs, &kernels.forward(&xs)?, &gradient))
         }
-        "softmax" => Box::new(move || ops::softmax(&xs, last)),
+        "softmax" => Box::new(move || ops::softmax(&xs, dim)),
         "scale backward" | "scale + causal backward" | "softcap backward" => {
             let of = name.trim_end_matches(BACKWARD);
-            let (softmax, g) = (Options::new(of, dims, last, normal)?.softmax, normal(dims)?);
+            let (softmax, g) = (Options::new(of, dims, dim, normal)?.softmax, normal(dims)?);
             Box::new(move || testing::builder_backward(&softmax, &xs, &g))
         }
         _ => {
-            let softmax = Options::new(name, dims, last, normal)?.softmax;
+            let softmax = Options::new(name, dims, dim, normal)?.softmax;
             Box::new(move || softmax.forward(&xs))
         }
     })
@@ -297,13 +321,20 @@ pub fn print(rows: &[Row]) {
         let same = |other: &&Row| other.op == op && (&other.shape, &other.dtype) == (&row.shape, &row.dtype);
         rows.iter().filter(same).filter_map(Row::any).reduce(f64::min)
     };
-    println!("| op | shape | dtype | µs | over copy | target |\n|---|---|---|---|---|---|");
+    println!("| op | shape | dim | dtype | µs | over copy | target |\n|---|---|---|---|---|---|---|");
     for row in rows.iter().filter(|row| row.implementation == OURS) {
         let (Some(us), Some(copy)) = (row.any(), time(row, "copy")) else { continue };
         let target = target(row, |op| time(row, op), copy);
         let verdict = target.map_or(String::new(), |target| {
             format!("{target:.2}{}", if us / copy <= target { "" } else { ", missed" })
         });
-        println!("| {} | {} | {} | {us:.1} | {:.2} | {verdict} |", row.op, row.shape, row.dtype, us / copy);
+        println!(
+            "| {} | {} | {} | {} | {us:.1} | {:.2} | {verdict} |",
+            row.op,
+            row.shape,
+            row.dim,
+            row.dtype,
+            us / copy
+        );
     }
 }

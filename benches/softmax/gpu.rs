@@ -1,6 +1,6 @@
 //! Measures on a CUDA device.
 
-use crate::around::{call, Call, AROUND};
+use crate::around::{call, Call, AROUND, OF_LAST_DIMENSION, OWN_CALLS};
 use crate::report::{write_csv, Facts, Row, FIRST_CALL};
 use crate::shapes::{dim_name, shape_name, Own, Shape, CANDLE, CANDLE_LAST_DIM, GPU_SHAPES, OURS};
 use crate::{check, median, Args};
@@ -152,15 +152,15 @@ pub fn run(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>)> {
 pub fn run_around(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>)> {
     let mut gpu = Gpu::new(device, args.quick)?;
     keep_freed_memory(device)?;
+    let wanted = around_wanted(args)?;
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
     for &dtype in &args.dtypes {
-        for around in AROUND.iter().filter(|around| args.wants(around.dims)) {
-            let shape = around.shape();
-            let case = gpu.fresh(&shape, dtype)?;
+        for (shape, calls) in &wanted {
+            let case = gpu.fresh(shape, dtype)?;
             let variant = gpu.copy_variant(&case)?;
-            for &name in around.calls {
+            for &name in calls {
                 let timed = || -> Result<_> {
-                    let call = call(name, around.dims, dtype, device)?;
+                    let call = call(name, shape.dims, shape.dim, dtype, device)?;
                     let mut launches: Vec<Launch> = vec![gpu.driver_copy(&case)?];
                     if let Some(variant) = variant {
                         launches.push(gpu.own_copy(&case, variant)?);
@@ -190,6 +190,21 @@ pub fn run_around(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>
         eprintln!("FAILED {failure}");
     }
     Ok((rows, failed))
+}
+
+/// The shapes that were asked for, and the calls.
+fn around_wanted(args: &Args) -> Result<Vec<(Shape, Vec<&'static str>)>> {
+    let own: Vec<Shape> = args.own_shapes()?.iter().map(Own::on_gpu).collect();
+    let known = AROUND.iter().filter(|around| args.wants(around.dims)).map(|around| (around.shape(), around.calls));
+    let all = known.chain(own.into_iter().map(|shape| (shape, OWN_CALLS)));
+    let asked = |name: &str| args.calls.is_empty() || args.calls.iter().any(|call| call == name);
+    let each = |(shape, calls): (Shape, &'static [&'static str])| {
+        let last = shape.dim + 1 == shape.dims.len();
+        let calls = calls.iter().copied().filter(|&name| asked(name) && (last || name != OF_LAST_DIMENSION));
+        let calls = calls.collect();
+        (shape, calls)
+    };
+    Ok(all.map(each).collect())
 }
 
 /// Lets the pool that tensors come from keep what is freed. To get gigabytes from the driver again for each call takes longer than
@@ -646,12 +661,13 @@ fn first_calls(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>)> 
     let facts = facts(device)?;
     let program = std::env::current_exe()?;
     let (mut rows, mut failed) = (Vec::new(), Vec::new());
-    for (op, dims, dim, dtype) in first_calls_wanted(args) {
+    for (op, dims, dim, dtype) in first_calls_wanted(args)? {
         let name = shape_name(dims);
         let mut command = Command::new(&program);
-        command.args(["--first-call", "--child", "--device", "cuda", "--shapes", &name, "--dtypes", dtype]);
+        let shape = if args.around { format!("{name}@{dim}") } else { name.clone() };
+        command.args(["--first-call", "--child", "--device", "cuda", "--shapes", &shape, "--dtypes", dtype]);
         if args.around {
-            command.args(["--around", "--call", op]);
+            command.args(["--around", "--calls", op]);
         }
         let output = command.env("CUDA_CACHE_DISABLE", "1").output()?;
         let text = String::from_utf8_lossy(&output.stdout);
@@ -677,27 +693,29 @@ fn first_calls(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>)> 
 }
 
 /// Call, shape, dimension and dtype.
-fn first_calls_wanted(args: &Args) -> Vec<(&'static str, &'static [usize], usize, &'static str)> {
-    let wanted: Vec<_> = if args.around {
-        let calls = AROUND.iter().flat_map(|around| around.calls.iter().map(|&call| (call, around.dims)));
-        calls
-            .flat_map(|(call, dims)| args.dtypes.iter().map(move |dtype| (call, dims, dims.len() - 1, dtype.as_str())))
-            .collect()
-    } else {
-        let shape = |name: &str| GPU_SHAPES.iter().find(|shape| shape.name() == name);
-        let calls = FIRST_CALLS.iter().filter_map(|&(name, dtype)| Some((shape(name)?, dtype)));
-        calls.map(|(shape, dtype)| ("softmax", shape.dims, shape.dim, dtype)).collect()
-    };
-    wanted.into_iter().filter(|(_, dims, ..)| args.wants(dims)).collect()
+type FirstCall = (&'static str, &'static [usize], usize, &'static str);
+
+fn first_calls_wanted(args: &Args) -> Result<Vec<FirstCall>> {
+    if args.around {
+        let each = |(shape, calls): (Shape, Vec<&'static str>)| {
+            let of = move |call| args.dtypes.iter().map(move |dtype| (call, shape.dims, shape.dim, dtype.as_str()));
+            calls.into_iter().flat_map(of)
+        };
+        return Ok(around_wanted(args)?.into_iter().flat_map(each).collect());
+    }
+    let shape = |name: &str| GPU_SHAPES.iter().find(|shape| shape.name() == name);
+    let calls = FIRST_CALLS.iter().filter_map(|&(name, dtype)| Some((shape(name)?, dtype)));
+    let calls = calls.filter(|(shape, _)| args.wants(shape.dims));
+    Ok(calls.map(|(shape, dtype)| ("softmax", shape.dims, shape.dim, dtype)).collect())
 }
 
 /// Prints how many milliseconds the first call takes, and the kernel's name.
 fn first_call_child(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>)> {
     let &dtype = args.dtypes.first().context("no dtype")?;
-    let (call, kernel) = match &args.call {
+    let (call, kernel) = match args.calls.first() {
         Some(name) => {
-            let around = AROUND.iter().find(|around| args.wants(around.dims)).context("no shape")?;
-            (call(name, around.dims, dtype, device)?, "-".to_string())
+            let shape = args.own_shapes()?.first().context("no shape")?.on_gpu();
+            (call(name, shape.dims, shape.dim, dtype, device)?, "-".to_string())
         }
         None => {
             let shape = GPU_SHAPES.iter().find(|shape| args.wants(shape.dims)).context("no shape")?;

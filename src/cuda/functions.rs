@@ -87,8 +87,7 @@ impl Key {
             Kernel::Strip(Strips::Wide) => packed("strip_wide", true),
             Kernel::Strip(Strips::Any) => packed("strip", false),
             Kernel::Resident { held } => format!("resident_{log}softmax_{held}"),
-            Kernel::BackwardColumns => "backward_columns".into(),
-            Kernel::BackwardReduce => "backward_reduce".into(),
+            Kernel::BackwardGroup => "backward_group".into(),
             Kernel::BackwardNarrow { whole } => format!("narrow{}_backward", any(whole)),
             Kernel::BackwardSplitSums { whole } => format!("split_columns{}_sums", any(whole)),
             Kernel::BackwardSplitColumns { whole } => format!("split_columns{}_backward", any(whole)),
@@ -102,10 +101,8 @@ impl Key {
                 format!("fused{}_tile{}", if backward { "_backward" } else { "" }, if scores { "_scores" } else { "" })
             }
             Kernel::FusedCluster => "fused_cluster".into(),
-            Kernel::FusedReduce { backward: false } => "fused_reduce".into(),
-            Kernel::FusedColumns { backward: false } => "fused_columns".into(),
-            Kernel::FusedReduce { backward: true } => "fused_backward_reduce".into(),
-            Kernel::FusedColumns { backward: true } => "fused_backward_columns".into(),
+            Kernel::FusedGroup { backward: false } => "fused_group".into(),
+            Kernel::FusedGroup { backward: true } => "fused_backward_group".into(),
             Kernel::StatisticsRows => "statistics_rows".into(),
             Kernel::StatisticsTile => "tile_statistics".into(),
             Kernel::StatisticsColumns => "statistics_columns".into(),
@@ -264,8 +261,7 @@ mod tests {
             Kernel::OnlineShortRows,
             Kernel::OnlineColumns,
             Kernel::Reduce,
-            Kernel::BackwardColumns,
-            Kernel::BackwardReduce,
+            Kernel::BackwardGroup,
             Kernel::StatisticsRows,
             Kernel::StatisticsTile,
             Kernel::StatisticsColumns,
@@ -284,7 +280,7 @@ mod tests {
         }
         for backward in [false, true] {
             kernels.push(Kernel::FusedTile { backward, scores: false });
-            kernels.extend([Kernel::FusedReduce { backward }, Kernel::FusedColumns { backward }]);
+            kernels.push(Kernel::FusedGroup { backward });
         }
         kernels.push(Kernel::FusedCluster);
         kernels.extend((2..8).map(|len| Kernel::Run { len }));

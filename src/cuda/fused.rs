@@ -259,7 +259,7 @@ where
     let call = call::<T::Real>(options, geometry, out, tensors, plan)?;
     // SAFETY: the addresses are of storages as large as the geometry says, checked when they were taken; a plan covers all
     // lines, and the kernels mask or stride over what lies beyond.
-    unsafe { launch::fused::<T, _>(device, call, plan) }
+    unsafe { launch::fused::<T, _>(device, call, geometry.lines, plan) }
 }
 
 fn call<R: Narrow>(

@@ -2,8 +2,8 @@
 
 use super::functions::{self, Function, Key};
 use super::plan::{
-    narrow_units, Kernel, NarrowUnits, Plan, CHUNK_BYTES, MAX_BOX_ROWS, NARROW_ALONE, PACK_BYTES, RESIDENT_BOX,
-    RESIDENT_COLUMNS,
+    group_count, narrow_units, Kernel, NarrowUnits, Plan, CHUNK_BYTES, MAX_BOX_ROWS, MOST_TOP_K, NARROW_ALONE,
+    PACK_BYTES, RESIDENT_BOX, RESIDENT_COLUMNS,
 };
 use crate::lines::Lines;
 use crate::op::Output;
@@ -298,12 +298,18 @@ fn tensor_map(
 /// # Safety
 /// `call` is what the kernels of `kernels/fused.cuh` take for these elements; its pointers lead to as much memory on the device
 /// as it says, and the plan covers its lines.
-pub(super) unsafe fn fused<T: CudaElement, C>(device: &CudaDevice, mut call: C, plan: Plan) -> Result<()> {
+pub(super) unsafe fn fused<T: CudaElement, C>(
+    device: &CudaDevice,
+    mut call: C,
+    lines: Lines,
+    plan: Plan,
+) -> Result<()> {
     let stream = device.cuda_stream();
     let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
-    let mut shift = plan.parameter;
-    // SAFETY: as promised by the caller; the second is a parameter of the kernels for parts of a warp and for blocks only.
-    unsafe { launch_with(&stream, key, device, plan, &mut [address_of(&mut call), address_of(&mut shift)]) }
+    let (mut parameter, mut groups) = (plan.parameter, group_count(lines, plan.parameter) as i64);
+    let addresses = &mut [address_of(&mut call), address_of(&mut parameter), address_of(&mut groups)];
+    // SAFETY: as promised by the caller; not all kernels have the second and third parameter.
+    unsafe { launch_with(&stream, key, device, plan, addresses) }
 }
 
 pub(super) fn softmax_backward<T: CudaElement>(
@@ -324,6 +330,7 @@ pub(super) fn softmax_backward<T: CudaElement>(
     let tensors = Arguments::new().push(y).push(g).push(grad);
     let key = |kernel| Key { kernel, output, dtype: T::NAME };
     let rows = tensors.push(lines.count() as u64).push(len);
+    let groups = group_count(lines, plan.parameter) as u64;
     let arguments = match plan.kernel {
         Kernel::BackwardTile { .. } | Kernel::BackwardWarp { .. } => rows.push(parameter).push(log),
         Kernel::BackwardBlock { .. } | Kernel::BackwardCluster { .. } => rows.push(log),
@@ -339,7 +346,7 @@ pub(super) fn softmax_backward<T: CudaElement>(
             let second = of(Arguments::new().push(y).push(g).push(sums).push(grad));
             return unsafe { launch(&stream, key(plan.kernel), device, plan, second) };
         }
-        _ => rows.push(inner).push(log),
+        _ => tensors.push(groups).push(len).push(inner).push(parameter).push(log),
     };
     // SAFETY: as above, with three tensors.
     unsafe { launch(&stream, key(plan.kernel), device, plan, arguments) }
@@ -415,6 +422,7 @@ pub(super) fn statistics<T: CudaElement, O: DeviceRepr>(
         .push(lines.len as u64)
         .push(lines.inner as u64)
         .push(plan.parameter as u64)
+        .push(group_count(lines, plan.parameter) as u64)
         .push(targets.as_ref().map_or(0, |(targets, _read)| *targets))
         .push(classes.as_ref().map_or(0, |classes| classes.ignore_index as u64))
         .push(weights.as_ref().map_or(0, |(weights, _read)| *weights))
@@ -448,13 +456,14 @@ pub(super) fn loss_backward<T: CudaElement>(
     let weights = classes.weights.as_ref().map(|weights| weights.device_ptr(&stream));
     let (statistics, _statistics_read) = statistics.device_ptr(&stream);
     let (gradients, _gradients_read) = gradients.device_ptr(&stream);
-    let parameter = if plan.kernel == Kernel::LossBackwardColumns { lines.inner as u64 } else { plan.parameter as u64 };
     let arguments = Arguments::new()
         .push(x)
         .push(grad)
         .push(lines.count() as u64)
         .push(lines.len as u64)
-        .push(parameter)
+        .push(lines.inner as u64)
+        .push(group_count(lines, plan.parameter) as u64)
+        .push(plan.parameter as u64)
         .push(targets)
         .push(classes.ignore_index as u64)
         .push(weights.as_ref().map_or(0, |(weights, _read)| *weights))
@@ -476,7 +485,11 @@ pub(super) fn top_k<T: CudaElement>(
 ) -> Result<()> {
     check_lengths(lines, [x.len()])?;
     check_count(lines)?;
-    if lines.inner != 1 || lines.len > u32::MAX as usize || k > lines.len || out.len() != k * lines.count() {
+    if lines.inner != 1
+        || lines.len > u32::MAX as usize
+        || k > lines.len.min(MOST_TOP_K)
+        || out.len() != k * lines.count()
+    {
         candle_core::bail!("candle-softmax: {} places for the {k} greatest of {lines:?}", out.len())
     }
     let stream = device.cuda_stream();

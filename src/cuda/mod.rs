@@ -7,6 +7,7 @@ mod plan;
 mod registers;
 mod statistics;
 
+pub(crate) use plan::MOST_TOP_K;
 pub(crate) use statistics::{line_statistics, log_sum_exp, loss_backward, top_k};
 
 use crate::lines::{unsupported_dtype, Contiguous, Lines};

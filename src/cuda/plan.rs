@@ -146,9 +146,8 @@ pub(crate) enum Kernel {
     Resident {
         held: usize,
     },
-    /// The gradient, out of the result and its gradient: read twice by one thread or one block, …
-    BackwardColumns,
-    BackwardReduce,
+    /// The gradient, out of the result and its gradient: read twice by a group of threads, …
+    BackwardGroup,
     /// … or, of lines side by side, by many, which leave the sums of the parts first, …
     BackwardSplitSums {
         whole: bool,
@@ -189,24 +188,20 @@ pub(crate) enum Kernel {
         backward: bool,
         scores: bool,
     },
-    /// … or read several times by one block, …
-    FusedReduce {
+    /// … or read several times by a group of threads.
+    FusedGroup {
         backward: bool,
     },
-    /// … or by one thread.
-    FusedColumns {
-        backward: bool,
-    },
-    /// Log-sum-exp and what a loss needs of each line: one block per contiguous line; or several lines to a block, short ones in
-    /// tiles as above and those side by side.
+    /// Log-sum-exp and what a loss needs of each line: one block or cluster per contiguous line; or several lines to a block, short ones in
+    /// tiles as above, and groups of threads for those side by side.
     StatisticsRows,
     StatisticsTile,
     StatisticsColumns,
-    /// The gradient of a loss: some blocks to a contiguous line, several short ones to a block, one thread per line.
+    /// The gradient of a loss: some blocks to a contiguous line, several short ones to a block, groups of threads for those side by side.
     LossBackwardRows,
     LossBackwardShortRows,
     LossBackwardColumns,
-    /// One block and one warp per contiguous line.
+    /// The greatest elements: one block or cluster, and one warp per contiguous line.
     TopKRows,
     TopKShortRows,
 }
@@ -296,7 +291,16 @@ impl Kernel {
 
     /// … or runs as clusters where there are any.
     pub fn may_have_clusters(self) -> bool {
-        self.needs_hopper() || matches!(self, Kernel::Column { .. })
+        let where_there_are_any = matches!(
+            self,
+            Kernel::Column { .. }
+                | Kernel::BackwardGroup
+                | Kernel::FusedGroup { .. }
+                | Kernel::StatisticsRows
+                | Kernel::StatisticsColumns
+                | Kernel::TopKRows
+        );
+        self.needs_hopper() || where_there_are_any
     }
 }
 
@@ -310,8 +314,9 @@ pub(crate) struct Plan {
     pub shared_bytes: u32,
     /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], [`Kernel::Tile`],
     /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::StatisticsTile`], [`Kernel::LossBackwardShortRows`]), of those
-    /// side by side ([`Kernel::Column`]) or of those that share all lines side by side, [`NARROW_ALONE`] if a block does
-    /// ([`Kernel::Narrow`], [`Kernel::BackwardNarrow`]); threads side by side ([`Kernel::FewRows`]); whether both tensors begin at
+    /// side by side ([`Kernel::Column`]), of those that share all lines side by side, [`NARROW_ALONE`] if a block does
+    /// ([`Kernel::Narrow`], [`Kernel::BackwardNarrow`]), or of a group, and its lines side by side ([`Kernel::BackwardGroup`], [`Kernel::FusedGroup`],
+    /// [`Kernel::StatisticsColumns`], [`Kernel::LossBackwardColumns`]); threads side by side ([`Kernel::FewRows`]); whether both tensors begin at
     /// multiples of 16 bytes ([`Kernel::Run`]); how many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`],
     /// [`Kernel::FusedBlock`], a warp's [`FusedLines::ScoresWindow`]); the rows of a block ([`Kernel::Strip`], [`Kernel::Resident`],
     /// [`Kernel::SplitColumnsApply`], [`Kernel::BackwardSplitColumns`]); or the blocks of a line ([`Kernel::LossBackwardRows`]).
@@ -522,12 +527,24 @@ const SHORT_ROW: usize = 64;
 /// Lines side by side: from this many on, a thread each has enough to do for a GPU (where no strip is held in registers).
 const MANY: usize = 4096;
 
-/// Of log-sum-exp and losses, as `kernels/statistics.cu` and `loss_backward.cu` have them: elements in flight for a thread that reads
-/// them singly, the most warps that share lines side by side, packs of 16 bytes in flight for a thread, and rows of one.
-const STATISTICS_TILE: usize = 8;
-const MAX_COLUMN_WARPS: usize = 16;
+/// Of groups of threads that share lines, as `kernels/line_group.cuh` has them: threads at most, those of a block of several, elements of a
+/// thread that are in flight at least, and how many it has where there are many groups. On an H100, copies, with 256 threads at most: the
+/// gradient (4096, 4096) dim 0 bf16 4.4 with 512 3.2, with a scale 15 and 8.0. Elements: the gradient 8191 x 4097 bf16 with 8 4.0, 16 2.4, 32 2.1.
+const GROUP_BLOCK: usize = 512;
+const SMALL_GROUPS_BLOCK: usize = 128;
+const GROUP_TILE: usize = 4;
+const GROUP_ELEMENTS: usize = 32;
+/// Threads of a group at least, if each of them has as many elements; and elements of a thread at least where there are more of them only to fill
+/// the GPU or to have fewer lines at once.
+const GROUP_SIDE_BY_SIDE: usize = 16;
+const GROUP_LEAST: usize = 8;
+/// Threads of a multiprocessor at once.
+const GROUP_RESIDENT: usize = 1024;
+
+/// Of log-sum-exp and losses, as `kernels/statistics.cu` and `loss_backward.cu` have them: packs of 16 bytes in flight for a thread.
 const LOSS_PACKS: usize = 4;
-const LOSS_ROWS: usize = 16;
+/// Bytes of a contiguous line that a block of a cluster has at least where there are few.
+const LEAST_PART: usize = 16 << 10;
 /// Contiguous lines up to this length take a warp or less.
 const SHORT_STATISTICS: usize = 512;
 /// Words of 4 bytes (f64: elements) of a thread then, but for one more that makes an odd number.
@@ -538,8 +555,16 @@ const STATISTICS_WORDS: usize = 16;
 const STATISTICS_PACKS: usize = 16;
 const STATISTICS_BLOCK: usize = 128;
 const LOSS_BLOCK: usize = 256;
-/// Lines up to this length take a warp to find their greatest elements.
+/// Lines up to this length take a warp to find so many places at most. On an H100, us: 16384 x 128 with k 8 12, 4096 x 1000 with 50 66; 64 x 1000 with
+/// 1000 202, by a block 38.
 const SHORT_TOP_K: usize = 1024;
+const FEW_TOP_K: usize = 64;
+/// Elements of a thread of a block that selects: 4096 x 2048 with k 8 256 threads 76 us, 1024 threads 242.
+const TOP_K_ELEMENTS: usize = 8;
+/// Bytes that a block selects by: two numbers for each of 2048 digits, and 35 more.
+const SELECT_BYTES: usize = (2 * 2048 + 35) * 4;
+/// The most places that a block finds, as `kernels/top_k.cu` has it: it sorts them in shared memory.
+pub(crate) const MOST_TOP_K: usize = 2048;
 
 /// The kernel for softmax, with the schedule given or left to choose.
 pub(crate) fn softmax(
@@ -568,16 +593,9 @@ pub(crate) fn softmax(
 /// The kernel for the backward of softmax. The input's alignment is that of the result and of its gradient.
 pub(crate) fn softmax_backward(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
     let (size, alignment) = (elements.size, elements.input_alignment.min(elements.output_alignment));
-    let twice = || {
-        if lines.inner > 1 && lines.count() >= MANY {
-            thread_per_line(Kernel::BackwardColumns, lines)
-        } else {
-            block_per_line(Kernel::BackwardReduce, lines)
-        }
-    };
+    let twice = || group(Kernel::BackwardGroup, lines, size, 2, device);
     let forced = match device.forced {
-        Some(Family::Online) => Some(thread_per_line(Kernel::BackwardColumns, lines)),
-        Some(Family::Reduce) => Some(block_per_line(Kernel::BackwardReduce, lines)),
+        Some(Family::Online | Family::Reduce) => Some(twice()),
         Some(Family::Narrow) => narrow(lines, elements).map(backward_of),
         Some(Family::Split) => split_columns(lines, elements, device).map(backward_of),
         _ => None,
@@ -685,22 +703,16 @@ fn register_backward(lines: Lines, size: usize, device: DeviceFacts) -> Option<P
 /// The kernel for softmax with what models put around it, or for the gradients, of elements of `size` bytes.
 pub(crate) fn fused(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Plan {
     let backward = kind.backward;
-    let reduce = || {
-        let plan = block_per_line(Kernel::FusedReduce { backward }, lines);
-        Plan { block: plan.block.min(MAX_REGISTER_BLOCK as u32), ..plan }
-    };
-    let columns = || thread_per_line(Kernel::FusedColumns { backward }, lines);
+    let group = || group(Kernel::FusedGroup { backward }, lines, size, if backward { 2 } else { 1 }, device);
     let registers = || fused_registers(lines, kind, size, device);
     let cluster = || fused_cluster(lines, kind, size, device);
     let forced = match device.forced {
-        Some(Family::Online) => Some(columns()),
-        Some(Family::Reduce) => Some(reduce()),
+        Some(Family::Online | Family::Reduce) => Some(group()),
         Some(Family::Register) => registers(),
         Some(Family::Cluster) => cluster(),
         _ => None,
     };
-    let many_side_by_side = lines.inner > 1 && lines.count() >= MANY;
-    forced.or_else(registers).or_else(cluster).unwrap_or_else(|| if many_side_by_side { columns() } else { reduce() })
+    forced.or_else(registers).or_else(cluster).unwrap_or_else(group)
 }
 
 /// Elements of a thread and threads of a block, at most, of whole packs, as `kernels/fused.cuh` has them. Of (8, 16, 2048, 2048) with a scale: f32
@@ -925,9 +937,7 @@ fn fused_cluster(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts
 /// The kernel for log-sum-exp and the statistics of a loss.
 pub(crate) fn statistics(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
     if lines.inner > 1 {
-        // The lanes of a warp take a line each, and its warps eight rows or more.
-        let warps = lines.len.div_ceil(STATISTICS_TILE).next_power_of_two().clamp(1, MAX_COLUMN_WARPS);
-        return plan(Kernel::StatisticsColumns, lines.count().div_ceil(WARP), warps * WARP);
+        return group(Kernel::StatisticsColumns, lines, elements.size, 0, device);
     }
     if lines.len <= SHORT_STATISTICS {
         let units = tile_units(lines, elements.size);
@@ -942,18 +952,34 @@ pub(crate) fn statistics(lines: Lines, elements: Elements, device: DeviceFacts) 
             ..plan(Kernel::StatisticsTile, lines.count().div_ceil(per_block), WARP_BLOCK)
         };
     }
+    let (bytes, many) = (lines.len * elements.size, lines.count() >= 2 * device.multiprocessors);
+    let threads = |packs, blocks| bytes.div_ceil(PACK_BYTES * packs * blocks).next_multiple_of(WARP);
+    if many {
+        let block = threads(STATISTICS_PACKS, 1).min(STATISTICS_BLOCK);
+        return plan(Kernel::StatisticsRows, lines.count(), block);
+    }
     // Few lines need all threads that they can have.
-    let few = lines.count() < 2 * device.multiprocessors;
-    let (packs, most) = if few { (LOSS_PACKS, MAX_BLOCK) } else { (STATISTICS_PACKS, STATISTICS_BLOCK) };
-    let threads = (lines.len * elements.size).div_ceil(16 * packs).next_multiple_of(WARP).clamp(WARP, most);
-    plan(Kernel::StatisticsRows, lines.count(), threads)
+    let blocks = blocks_of_few(lines, elements.size, 1, device);
+    let plan = plan(Kernel::StatisticsRows, lines.count(), threads(LOSS_PACKS, blocks).min(MAX_BLOCK));
+    in_clusters(plan, blocks)
 }
 
 /// The kernel for the gradient of a loss.
-pub(crate) fn loss_backward(lines: Lines, elements: Elements) -> Plan {
+pub(crate) fn loss_backward(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
     if lines.inner > 1 {
-        let parts = lines.len.div_ceil(LOSS_ROWS).clamp(1, u16::MAX as usize);
-        let plan = plan(Kernel::LossBackwardColumns, lines.count().div_ceil(THREADS), THREADS);
+        // Blocks that share rows need nothing of each other, and no clusters.
+        let plan = group(
+            Kernel::LossBackwardColumns,
+            lines,
+            elements.size,
+            0,
+            DeviceFacts { compute_capability: 75, ..device },
+        );
+        let threads = 1 << (plan.parameter & 0xff);
+        let rows = threads / (plan.parameter >> 8) as usize;
+        let filling = 2 * GROUP_RESIDENT * device.multiprocessors / (threads * group_count(lines, plan.parameter));
+        let parts = |each: usize| lines.len.div_ceil(rows * each);
+        let parts = parts(GROUP_ELEMENTS).max(filling.min(parts(GROUP_TILE))).min(u16::MAX as usize);
         return Plan { grid: (plan.grid.0, parts as u32), ..plan };
     }
     if lines.len <= SHORT_STATISTICS {
@@ -966,13 +992,16 @@ pub(crate) fn loss_backward(lines: Lines, elements: Elements) -> Plan {
     Plan { parameter: chunks as i32, ..plan }
 }
 
-/// The kernel for the places of the greatest elements of contiguous lines.
-pub(crate) fn top_k(lines: Lines) -> Plan {
-    if lines.len <= SHORT_TOP_K {
-        plan(Kernel::TopKShortRows, lines.count().div_ceil(THREADS / WARP), THREADS)
-    } else {
-        plan(Kernel::TopKRows, lines.count(), lines.len.div_ceil(8).next_power_of_two().clamp(256, MAX_BLOCK))
+/// The kernel for the places of the `k` greatest elements, up to [`MOST_TOP_K`], of contiguous lines of elements of `size` bytes.
+pub(crate) fn top_k(lines: Lines, k: usize, size: usize, device: DeviceFacts) -> Plan {
+    if lines.len <= SHORT_TOP_K && k <= FEW_TOP_K {
+        return plan(Kernel::TopKShortRows, lines.count().div_ceil(THREADS / WARP), THREADS);
     }
+    let threads = lines.len.div_ceil(TOP_K_ELEMENTS).next_power_of_two().clamp(THREADS, MAX_BLOCK);
+    // A rank of 4 bytes (f64: 8) and a place each
+    let shared_bytes = (k.next_power_of_two() * 2 * size.max(4)).max(SELECT_BYTES) as u32;
+    let plan = Plan { shared_bytes, ..plan(Kernel::TopKRows, lines.count(), threads) };
+    in_clusters(plan, blocks_of_few(lines, size, 2, device))
 }
 
 fn chosen(lines: Lines, output: Output, elements: Elements, device: DeviceFacts) -> Plan {
@@ -1054,6 +1083,82 @@ fn plan_across(kernel: Kernel, (x, y): (usize, usize), block: usize) -> Plan {
         parameter: 0,
         streams: false,
     }
+}
+
+/// [`Plan::parameter`] of groups of threads: log2 of how many they are, and how many lines they take side by side.
+fn group_shape(threads: usize, across: usize) -> i32 {
+    (threads.ilog2() as usize | across << 8) as i32
+}
+
+/// How many groups there are.
+pub(super) fn group_count(lines: Lines, shape: i32) -> usize {
+    lines.outer * lines.inner.div_ceil((shape >> 8).max(1) as usize)
+}
+
+/// Groups of threads that share lines of elements of `size` bytes, of which so many tensors are read `again`.
+fn group(kernel: Kernel, lines: Lines, size: usize, again: usize, device: DeviceFacts) -> Plan {
+    let (resident, largest) = (GROUP_RESIDENT * device.multiprocessors, largest_cluster(device));
+    let count = |across: usize| lines.outer * lines.inner.div_ceil(across);
+    let mut across = if lines.inner <= 2 * WARP { lines.inner } else { WARP };
+    // Down to a sector where long lines are few
+    while across * size >= 2 * SECTOR_BYTES
+        && count(across) * largest < device.multiprocessors
+        && lines.len * across > GROUP_BLOCK * GROUP_ELEMENTS
+    {
+        across /= 2;
+    }
+    let (elements, groups) = (lines.len * across, count(across));
+    let mut threads = (elements / GROUP_ELEMENTS).max(across).next_power_of_two();
+    // More where they would access less than a row of sectors side by side, …
+    while threads < GROUP_SIDE_BY_SIDE && threads * GROUP_SIDE_BY_SIDE <= elements
+        // … where they would not fill the GPU, …
+        || threads < GROUP_BLOCK && 2 * GROUP_LEAST * threads <= elements && threads * groups < resident
+        // … and where what all have that there are at once would not be in the cache any more when it is read again
+        || threads < GROUP_BLOCK
+            && GROUP_LEAST * threads <= elements
+            && (resident / threads).min(groups) * elements * size * again > device.l2_bytes / 5 * 2
+    {
+        threads *= 2;
+    }
+    if threads < 2 * across {
+        // One line each, so that none of them is left over
+        let grid = lines.count().div_ceil(SMALL_GROUPS_BLOCK).min(MAX_GRID);
+        return Plan { parameter: group_shape(1, 1), ..plan(kernel, grid, SMALL_GROUPS_BLOCK) };
+    }
+    let threads = threads.min(GROUP_BLOCK);
+    let block = threads.max(SMALL_GROUPS_BLOCK);
+    let grid = groups.div_ceil(block / threads).min(MAX_GRID);
+    let plan = Plan { parameter: group_shape(threads, across), ..plan(kernel, grid, block) };
+    if threads < GROUP_BLOCK {
+        return plan;
+    }
+    // Several blocks where there are fewer groups than multiprocessors, each of whose threads has something to do, and that a thread merges;
+    // and twice as many if that is a lot to do.
+    let most = (GROUP_BLOCK / across).min(largest);
+    let blocks = (device.multiprocessors / groups).min(elements.div_ceil(GROUP_BLOCK * GROUP_TILE)).min(most);
+    let blocks = cluster_of(blocks, device);
+    let twice = 2 * blocks <= most && blocks * groups <= device.multiprocessors;
+    let much = elements >= 2 * blocks * GROUP_BLOCK * GROUP_ELEMENTS;
+    in_clusters(plan, if twice && much { 2 * blocks } else { blocks })
+}
+
+/// The blocks of a cluster for each of few contiguous lines, of which a multiprocessor has so many `at_once`, without a second round of clusters:
+/// a GPU does not have as many of them as of blocks.
+fn blocks_of_few(lines: Lines, size: usize, at_once: usize, device: DeviceFacts) -> usize {
+    let most = 3 * at_once * device.multiprocessors / 4;
+    let blocks = (most / lines.count()).min(lines.len * size / LEAST_PART);
+    cluster_of(blocks, device)
+}
+
+/// Blocks of a cluster, up to so many.
+fn cluster_of(blocks: usize, device: DeviceFacts) -> usize {
+    1 << blocks.clamp(1, largest_cluster(device)).ilog2()
+}
+
+/// With a cluster of so many blocks for each.
+fn in_clusters(plan: Plan, blocks: usize) -> Plan {
+    let grid = (plan.grid.0 as usize).min(MAX_GRID / blocks);
+    Plan { grid: ((grid * blocks) as u32, plan.grid.1), cluster: blocks as u32, ..plan }
 }
 
 fn thread_per_line(kernel: Kernel, lines: Lines) -> Plan {
@@ -1935,20 +2040,20 @@ mod tests {
         let kernel = |lines, whole, size, device| plan_of(lines, whole, size, device).kernel;
         assert_eq!(kernel(lines(9, 512, 1), true, 4, TURING), Kernel::BackwardWarp { count: 16 });
         assert_eq!(kernel(lines(9, 4096, 1), true, 4, TURING), Kernel::BackwardBlock { count: 16 });
-        assert_eq!(kernel(lines(9, 32_768, 1), true, 4, TURING), Kernel::BackwardReduce);
+        assert_eq!(kernel(lines(9, 32_768, 1), true, 4, TURING), Kernel::BackwardGroup);
         assert_eq!(kernel(lines(9, 32_768, 1), true, 4, HOPPER), Kernel::BackwardCluster { count: 32 });
         assert_eq!(kernel(lines(9, 128_256, 1), true, 2, HOPPER), Kernel::BackwardCluster { count: 64 });
-        assert_eq!(kernel(lines(9, 4096, 1), false, 2, HOPPER), Kernel::BackwardReduce);
-        assert_eq!(kernel(lines(9, 77, 1), false, 2, HOPPER), Kernel::BackwardReduce);
+        assert_eq!(kernel(lines(9, 4096, 1), false, 2, HOPPER), Kernel::BackwardGroup);
+        assert_eq!(kernel(lines(9, 77, 1), false, 2, HOPPER), Kernel::BackwardGroup);
         for device in [TURING, HOPPER] {
             assert_eq!(kernel(lines(9, 77, 1), true, 2, device), Kernel::BackwardTile { words: 17 });
             assert_eq!(kernel(lines(9, 77, 1), true, 4, device), Kernel::BackwardTile { words: 17 });
-            assert_eq!(kernel(lines(9, 77, 1), true, 8, device), Kernel::BackwardReduce);
-            assert_eq!(kernel(lines(9, 577, 1), true, 4, device), Kernel::BackwardReduce);
+            assert_eq!(kernel(lines(9, 77, 1), true, 8, device), Kernel::BackwardGroup);
+            assert_eq!(kernel(lines(9, 577, 1), true, 4, device), Kernel::BackwardGroup);
             assert_eq!(kernel(lines(9, 1025, 1), true, 2, device), Kernel::BackwardTile { words: 17 });
-            assert_eq!(kernel(lines(9, 1027, 1), true, 2, device), Kernel::BackwardReduce);
+            assert_eq!(kernel(lines(9, 1027, 1), true, 2, device), Kernel::BackwardGroup);
         }
-        assert_eq!(kernel(lines(9, 4096, 4096), false, 2, HOPPER), Kernel::BackwardColumns);
+        assert_eq!(kernel(lines(9, 4096, 4096), false, 2, HOPPER), Kernel::BackwardGroup);
         assert_eq!(kernel(lines(1 << 15, 128, 2), true, 2, HOPPER), Kernel::BackwardNarrow { whole: true });
         assert_eq!(kernel(lines(1 << 15, 33, 3), false, 2, TURING), Kernel::BackwardNarrow { whole: false });
         assert_eq!(kernel(lines(10, 100_000, 64), true, 2, HOPPER), Kernel::BackwardSplitColumns { whole: true });
@@ -1981,6 +2086,7 @@ mod tests {
                         assert!(count * block * cluster >= len && block <= 512 && grid == outer * cluster, "{what}");
                         assert!(cluster > 1, "{what}");
                     }
+                    Kernel::BackwardGroup => check_group(lines, plan),
                     _ => {}
                 }
             }
@@ -2034,10 +2140,10 @@ mod tests {
             (lines(64, 2048, 1), scores, TURING, Kernel::FusedBlock { backward, lines: of }),
             (lines(64, 1024, 1), scores, HOPPER, Kernel::FusedWarp { backward, lines: of }),
             (lines(64, 8200, 1), packs, HOPPER, Kernel::FusedCluster),
-            (lines(64, 8200, 1), packs, TURING, Kernel::FusedReduce { backward }),
+            (lines(64, 8200, 1), packs, TURING, Kernel::FusedGroup { backward }),
             (lines(64, 2000, 1), any, TURING, Kernel::FusedTile { backward, scores: false }),
             (lines(64, 77, 1), any, HOPPER, Kernel::FusedTile { backward, scores: false }),
-            (lines(64, 77, 1), FusedKind { tiles: false, ..any }, HOPPER, Kernel::FusedReduce { backward }),
+            (lines(64, 77, 1), FusedKind { tiles: false, ..any }, HOPPER, Kernel::FusedGroup { backward }),
             (lines(64, 77, 1), FusedKind { scores: true, ..any }, HOPPER, Kernel::FusedTile { backward, scores: true }),
             (
                 lines(64, 77, 1),
@@ -2048,12 +2154,12 @@ mod tests {
             (lines(64, 257, 1), masked, HOPPER, Kernel::FusedTile { backward, scores: false }),
             (lines(64, 333, 1), masked, HOPPER, Kernel::FusedTile { backward, scores: true }),
             (lines(64, 20_480, 1), any, HOPPER, Kernel::FusedTile { backward, scores: false }),
-            (lines(64, 20_483, 1), any, HOPPER, Kernel::FusedReduce { backward }),
+            (lines(64, 20_483, 1), any, HOPPER, Kernel::FusedGroup { backward }),
             (lines(64, 77, 1), FusedKind { backward: true, ..any }, HOPPER, gradients_of_any),
-            (lines(64, 10_243, 1), FusedKind { backward: true, ..any }, HOPPER, Kernel::FusedReduce { backward: true }),
+            (lines(64, 10_243, 1), FusedKind { backward: true, ..any }, HOPPER, Kernel::FusedGroup { backward: true }),
             (lines(64, 8195, 1), FusedKind { backward: true, ..masked }, HOPPER, scores_of_gradients),
-            (lines(1 << 20, 512, 1), FusedKind { narrow: false, ..packs }, HOPPER, Kernel::FusedReduce { backward }),
-            (lines(64, 100, 64), any, HOPPER, Kernel::FusedColumns { backward }),
+            (lines(1 << 20, 512, 1), FusedKind { narrow: false, ..packs }, HOPPER, Kernel::FusedGroup { backward }),
+            (lines(64, 100, 64), any, HOPPER, Kernel::FusedGroup { backward }),
         ] {
             assert_eq!(fused(lines, kind, 2, device).kernel, kernel, "{lines:?} {kind:?}");
         }
@@ -2136,6 +2242,7 @@ mod tests {
                         assert!(fused_cluster_count(size) * block * cluster >= len, "{what}");
                         assert!(whole && !backward && grid == lines.count() * cluster, "{what}");
                     }
+                    Kernel::FusedGroup { .. } => check_group(lines, plan),
                     _ => {}
                 }
             }
@@ -2154,15 +2261,20 @@ mod tests {
             for elements in [F32, BF16, Elements { size: 8, ..F32 }] {
                 for (plan, most) in [
                     (statistics(lines, elements, HOPPER), if inner > 1 { 512 } else { 1024 }),
-                    (loss_backward(lines, elements), 256),
-                    (top_k(lines), 1024),
+                    (statistics(lines, elements, TURING), if inner > 1 { 512 } else { 1024 }),
+                    (loss_backward(lines, elements, HOPPER), 512),
+                    (top_k(lines, len.min(50), elements.size, HOPPER), 1024),
+                    (top_k(lines, len.min(MOST_TOP_K), elements.size, HOPPER), 1024),
                 ] {
                     let what = format!("{lines:?} {elements:?} {plan:?}");
                     let (grid, block, group) = (plan.grid.0 as usize, plan.block as usize, 1 << plan.parameter.min(5));
                     assert!((1..=MAX_GRID).contains(&grid) && (1..=65_535).contains(&plan.grid.1), "{what}");
                     assert!((WARP..=most).contains(&block) && block.is_multiple_of(WARP), "{what}");
                     let here = match plan.kernel {
-                        Kernel::StatisticsColumns => grid * WARP,
+                        Kernel::StatisticsColumns | Kernel::LossBackwardColumns => {
+                            check_group(lines, plan);
+                            continue;
+                        }
                         Kernel::StatisticsTile => {
                             let units = if elements.size == 2 { len / 2 } else { len };
                             assert!(STATISTICS_WORDS * group >= units && block == WARP_BLOCK, "{what}");
@@ -2171,19 +2283,54 @@ mod tests {
                             grid * (block / group)
                         }
                         Kernel::LossBackwardShortRows => grid * (block / group),
-                        Kernel::LossBackwardColumns => grid * block,
                         Kernel::LossBackwardRows => {
                             let chunks = plan.parameter as usize;
                             assert!(chunks * block * LOSS_PACKS * 16 >= len * elements.size, "{what}");
                             grid / chunks
                         }
-                        Kernel::TopKShortRows => grid * (block / WARP),
-                        _ => grid,
+                        Kernel::TopKShortRows => {
+                            assert!(len <= 1024, "{what}");
+                            grid * (block / WARP)
+                        }
+                        Kernel::TopKRows => {
+                            assert!(
+                                block.is_power_of_two()
+                                    && (SELECT_BYTES..48 << 10).contains(&(plan.shared_bytes as usize)),
+                                "{what}"
+                            );
+                            grid / plan.cluster as usize
+                        }
+                        _ => grid / plan.cluster as usize,
                     };
                     assert!(here >= lines.count(), "{what}");
                 }
             }
         }
+    }
+
+    /// As many threads as there is work for, and several blocks where there are few lines.
+    #[test]
+    fn groups_of_threads() {
+        let plan = |outer, len, inner| {
+            let plan = group(Kernel::BackwardGroup, lines(outer, len, inner), 2, 2, HOPPER);
+            (1 << (plan.parameter & 0xff), plan.parameter >> 8, plan.cluster)
+        };
+        assert_eq!(plan(1 << 20, 2, 2), (1, 1, 1));
+        assert_eq!(plan(100_000, 3, 5), (1, 1, 1));
+        assert_eq!(plan(1 << 18, 128, 2), (16, 2, 1));
+        assert_eq!(plan(1 << 16, 21, 64), (1, 1, 1));
+        assert_eq!(plan(8191, 4097, 1), (128, 1, 1));
+        assert_eq!(plan(64, 1000, 128), (512, 32, 1));
+        assert_eq!(plan(1, 4096, 4096), (512, 32, 2));
+        assert_eq!(plan(4096, 50_257, 1), (512, 1, 1));
+        assert_eq!(plan(1, 50_257, 1), (512, 1, 16));
+        assert_eq!(plan(1, 1 << 20, 60), (512, 30, 16));
+        assert_eq!(plan(1, 100_000, 64), (512, 16, 16));
+        assert_eq!(plan(64, 32_000, 1), (512, 1, 2));
+        assert_eq!(group(Kernel::BackwardGroup, lines(1, 50_257, 1), 4, 2, TURING).cluster, 1);
+        // Of f32 twice as many threads have a line, so that half as many lines are in the cache.
+        let of_f32 = group(Kernel::BackwardGroup, lines(8191, 4097, 1), 4, 2, HOPPER);
+        assert_eq!(of_f32.parameter, group_shape(256, 1));
     }
 
     #[test]
@@ -2192,11 +2339,30 @@ mod tests {
         assert_eq!(plan(4096, 128_256, F32), super::plan(Kernel::StatisticsRows, 4096, STATISTICS_BLOCK));
         assert_eq!(plan(8192, 4096, BF16).block, 32);
         assert_eq!(plan(8192, 4096, F32).block, 64);
-        assert_eq!(plan(1, 1 << 24, F32).block as usize, MAX_BLOCK);
+        assert_eq!((plan(1, 1 << 24, F32).block as usize, plan(1, 1 << 24, F32).cluster), (MAX_BLOCK, 16));
+        assert_eq!((plan(1, 128_256, BF16).block, plan(1, 128_256, BF16).cluster), (512, 8));
+        assert_eq!((plan(8, 128_256, F32).block, plan(8, 128_256, F32).cluster), (1024, 8));
+        assert_eq!(plan(64, 128_256, F32).cluster, 1);
         assert_eq!(plan(8192, 64, F32).kernel, Kernel::StatisticsTile);
-        assert_eq!(loss_backward(lines(4096, 128_256, 1), F32).parameter, 32);
-        assert_eq!(top_k(lines(4096, 64, 1)).kernel, Kernel::TopKShortRows);
-        assert_eq!(top_k(lines(8, 128_256, 1)).kernel, Kernel::TopKRows);
+        assert_eq!(loss_backward(lines(4096, 128_256, 1), F32, HOPPER).parameter, 32);
+        assert_eq!(top_k(lines(4096, 64, 1), 8, 4, HOPPER).kernel, Kernel::TopKShortRows);
+        assert_eq!(top_k(lines(4096, 1000, 1), 1000, 4, HOPPER).kernel, Kernel::TopKRows);
+        assert_eq!(top_k(lines(8, 128_256, 1), 50, 4, HOPPER).cluster, 16);
+        assert_eq!(top_k(lines(64, 128_256, 1), 50, 2, HOPPER).cluster, 2);
+        assert_eq!(top_k(lines(1000, 128_256, 1), 50, 4, HOPPER).cluster, 1);
+    }
+
+    /// Groups of threads: all lines have one, with a thread for each that lies side by side, and a block's threads know its cluster's blocks.
+    fn check_group(lines: Lines, plan: Plan) {
+        let what = format!("{lines:?} {plan:?}");
+        let (grid, block, cluster) = (plan.grid.0 as usize, plan.block as usize, plan.cluster as usize);
+        let (threads, across) = (1 << (plan.parameter & 0xff), (plan.parameter >> 8) as usize);
+        assert!(across <= threads && block.is_multiple_of(threads) && block <= GROUP_BLOCK, "{what}");
+        assert!(grid.is_multiple_of(cluster) && cluster.is_power_of_two() && cluster <= WIDE_CLUSTER, "{what}");
+        assert!(cluster == 1 || (threads == block && cluster * across <= threads), "{what}");
+        let groups = group_count(lines, plan.parameter);
+        assert!(groups * across >= lines.count(), "{what}");
+        assert!(grid / cluster * (block / threads) >= groups || grid > MAX_GRID - cluster, "{what}");
     }
 
     fn check(lines: Lines, elements: Elements, device: DeviceFacts, plan: Plan) {

@@ -69,20 +69,21 @@ pub(crate) fn loss_backward(
             let x = elements::<T>(&x, lines)?;
             let each = one_each(lines, STATISTICS);
             let statistics = [elements(&s, each)?, elements(&g, each)?];
-            let plan = plan::loss_backward(lines, facts_of(&x, device));
+            let plan = plan::loss_backward(lines, facts_of(&x, device), functions::facts(device)?);
             launch::loss_backward(device, x, statistics, out, lines, plan, stored.view(classes)?)
         })
     }
     by_dtype!(name, x.0.dtype(), run(name, lines, x, statistics, classes))
 }
 
-/// The places of the `k` greatest elements of each line, u32.
+/// The places of the `k` greatest elements of each line, u32, up to [`MOST_TOP_K`](plan::MOST_TOP_K).
 pub(crate) fn top_k(name: &'static str, lines: Lines, x: Operand, k: usize) -> Result<CudaStorage> {
     fn run<T: CudaElement>(name: &'static str, lines: Lines, (x, layout): Operand, k: usize) -> Result<CudaStorage> {
         new_storage::<u32>(x.device(), one_each(lines, k), |out| {
             let device = x.device();
             let x = contiguous(name, x, layout)?;
-            launch::top_k(device, elements::<T>(&x, lines)?, out, lines, plan::top_k(lines), k)
+            let plan = plan::top_k(lines, k, size_of::<T>(), functions::facts(device)?);
+            launch::top_k(device, elements::<T>(&x, lines)?, out, lines, plan, k)
         })
     }
     by_dtype!(name, x.0.dtype(), run(name, lines, x, k))

@@ -677,10 +677,17 @@ fn check_many_megabytes() -> Result<()> {
 
 #[test]
 fn lines_along_other_dimensions() -> Result<()> {
-    for (i, shape) in [[2, 3, 4, 5], [1, 2, 40, 600], [3, 17, 2, 9], [2, 19, 3, 32], [1, 1, 1030, 3], [2, 9, 1, 1]]
-        .into_iter()
-        .enumerate()
-    {
+    let shapes = [
+        [2, 3, 4, 5],
+        [1, 2, 40, 600],
+        [3, 17, 2, 9],
+        [2, 19, 3, 32],
+        [1, 1, 1030, 3],
+        [2, 9, 1, 1],
+        [1, 2, 260, 50],
+        [130, 1, 70, 2],
+    ];
+    for (i, shape) in shapes.into_iter().enumerate() {
         for dtype in DTYPES {
             for dim in 0..4 {
                 let seed = (i * 4 + dim) as u64;
@@ -757,7 +764,9 @@ fn lines_of_a_vocabulary() -> Result<()> {
 /// Split over threads (and on the way there, through both passes again), in rows and in strips.
 #[test]
 fn long_lines() -> Result<()> {
-    for (shape, dim) in [(vec![1, 1, 300_001], 2), (vec![2, 140_000], 1), (vec![1, 90_001, 3], 1)] {
+    for (shape, dim) in
+        [(vec![1, 1, 300_001], 2), (vec![2, 140_000], 1), (vec![1, 90_001, 3], 1), (vec![1, 5001, 60], 1)]
+    {
         let plain = Case { dim, ..Case::new(make(&shape, 3.0, 1, DType::F32)?) };
         let bias = Some(
             make(&shape[dim..dim + 1], 1.0, 2, DType::F32)?

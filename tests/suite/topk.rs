@@ -65,7 +65,10 @@ fn against_a_sort() -> Result<()> {
                 }
             }
             if within_cap(2 * 128_256) {
-                check(&tensor(&normal(2 * 128_256, 3.0, 3), (2, 128_256), dtype, &device)?, 50)?;
+                let xs = tensor(&normal(2 * 128_256, 3.0, 3), (2, 128_256), dtype, &device)?;
+                for k in [1, 50, 2048, 2049] {
+                    check(&xs, k)?;
+                }
             }
         }
     }
@@ -98,6 +101,29 @@ fn shapes_strides_and_special_values() -> Result<()> {
         }
         let (weights, places) = ops::topk_softmax(&Tensor::zeros((0, 4), DType::F32, &device)?, 2, true)?;
         assert_eq!((weights.dims(), places.dims()), (&[0, 2][..], &[0, 2][..]));
+    }
+    Ok(())
+}
+
+/// Of many equal numbers, more than are wanted, the first ones; in lines that a part of a warp, a block, and several blocks have.
+#[test]
+fn equal_numbers() -> Result<()> {
+    const INF: f64 = f64::INFINITY;
+    for device in devices() {
+        for dtype in DTYPES {
+            for len in [40, 1000, 3000, 70_000] {
+                let few = normal(2 * len, 2.0, 7).iter().map(|x| x.round()).collect();
+                let masked =
+                    normal(2 * len, 3.0, 8).into_iter().enumerate().map(|(i, x)| if i % 97 == 5 { x } else { -INF });
+                let special = (0..2 * len).map(|i| [0.0, -0.0, f64::NAN, -INF, -3.0, 3.0, INF][i * i % 7]);
+                for values in [vec![1.5; 2 * len], few, masked.collect(), special.collect()] {
+                    let xs = tensor(&values, (2, len), dtype, &device)?;
+                    for k in [1, 20, 700].into_iter().filter(|&k| k <= len) {
+                        check(&xs, k)?;
+                    }
+                }
+            }
+        }
     }
     Ok(())
 }
