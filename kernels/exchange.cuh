@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "bulk.cuh"
+#include "cluster.cuh"
 #include "reduce.cuh"
 
 constexpr int MAX_WARPS = 32;
@@ -47,16 +48,8 @@ struct ClusterExchange {
     Normalizer<R>* parts;  // the cluster's blocks times the warps of a block
     ArrivalBarrier& arrived;
 
-    static __device__ __forceinline__ unsigned blocks() {
-        unsigned n;
-        asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
-        return n;
-    }
-    static __device__ __forceinline__ unsigned rank() {
-        unsigned n;
-        asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(n));
-        return n;
-    }
+    static __device__ __forceinline__ unsigned blocks() { return Cluster::blocks(); }
+    static __device__ __forceinline__ unsigned rank() { return Cluster::rank(); }
     // Of a grid that is clusters in its first dimension
     static __device__ __forceinline__ unsigned cluster() {
         unsigned n;

@@ -656,7 +656,7 @@ pub fn run_first_calls(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<St
     }
 }
 
-/// Starts this program once for each of [`FIRST_CALLS`] or, with `--around`, of [`AROUND`].
+/// Starts this program once for each of [`FIRST_CALLS`] or, with `--around`, of the calls that were asked for.
 fn first_calls(args: &Args, device: &Device) -> Result<(Vec<Row>, Vec<String>)> {
     let facts = facts(device)?;
     let program = std::env::current_exe()?;

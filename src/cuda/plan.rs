@@ -975,8 +975,8 @@ pub(crate) fn loss_backward(lines: Lines, elements: Elements, device: DeviceFact
             0,
             DeviceFacts { compute_capability: 75, ..device },
         );
-        let threads = 1 << (plan.parameter & 0xff);
-        let rows = threads / (plan.parameter >> 8) as usize;
+        let (threads, across) = threads_and_across(plan.parameter);
+        let rows = threads / across;
         let filling = 2 * GROUP_RESIDENT * device.multiprocessors / (threads * group_count(lines, plan.parameter));
         let parts = |each: usize| lines.len.div_ceil(rows * each);
         let parts = parts(GROUP_ELEMENTS).max(filling.min(parts(GROUP_TILE))).min(u16::MAX as usize);
@@ -1090,9 +1090,19 @@ fn group_shape(threads: usize, across: usize) -> i32 {
     (threads.ilog2() as usize | across << 8) as i32
 }
 
-/// How many groups there are.
+/// Both of them again.
+fn threads_and_across(shape: i32) -> (usize, usize) {
+    (1 << (shape & 0xff), across_of(shape))
+}
+
+/// Also of another kernel's parameter, which is no shape: any number then.
+fn across_of(shape: i32) -> usize {
+    (shape >> 8).max(1) as usize
+}
+
+/// How many groups of this shape there are. Kernels whose parameter is none have no use for it.
 pub(super) fn group_count(lines: Lines, shape: i32) -> usize {
-    lines.outer * lines.inner.div_ceil((shape >> 8).max(1) as usize)
+    lines.outer * lines.inner.div_ceil(across_of(shape))
 }
 
 /// Groups of threads that share lines of elements of `size` bytes, of which so many tensors are read `again`.
@@ -2313,7 +2323,8 @@ mod tests {
     fn groups_of_threads() {
         let plan = |outer, len, inner| {
             let plan = group(Kernel::BackwardGroup, lines(outer, len, inner), 2, 2, HOPPER);
-            (1 << (plan.parameter & 0xff), plan.parameter >> 8, plan.cluster)
+            let (threads, across) = threads_and_across(plan.parameter);
+            (threads, across, plan.cluster)
         };
         assert_eq!(plan(1 << 20, 2, 2), (1, 1, 1));
         assert_eq!(plan(100_000, 3, 5), (1, 1, 1));
@@ -2356,7 +2367,7 @@ mod tests {
     fn check_group(lines: Lines, plan: Plan) {
         let what = format!("{lines:?} {plan:?}");
         let (grid, block, cluster) = (plan.grid.0 as usize, plan.block as usize, plan.cluster as usize);
-        let (threads, across) = (1 << (plan.parameter & 0xff), (plan.parameter >> 8) as usize);
+        let (threads, across) = threads_and_across(plan.parameter);
         assert!(across <= threads && block.is_multiple_of(threads) && block <= GROUP_BLOCK, "{what}");
         assert!(grid.is_multiple_of(cluster) && cluster.is_power_of_two() && cluster <= WIDE_CLUSTER, "{what}");
         assert!(cluster == 1 || (threads == block && cluster * across <= threads), "{what}");
