@@ -25,6 +25,13 @@ __device__ __forceinline__ float quick_exponential(float x) {
 }
 __device__ __forceinline__ double quick_exponential(double x) { return exponential(x); }
 
+// Within a relative 5e-7 + 6e-8 |x| in three instructions: the square of half the power. Subnormal results are kept.
+__device__ __forceinline__ float swift_exponential(float x) {
+    const float root = flushed_power_of_two(x * 0.72134752f);
+    return root * root;
+}
+__device__ __forceinline__ double swift_exponential(double x) { return exponential(x); }
+
 // A dtype: what it is computed in, and how. A unit is what a register holds of it: one element, or two neighbours of half
 // precision. exponential(x) gives exp(x) times EXP_SCALE.
 template <typename T>

@@ -163,6 +163,7 @@ __device__ __forceinline__ uint4 philox(uint32_t c0, uint32_t c1, uint32_t c2, c
 struct RandomBits {
     uint4 word;
 
+    RandomBits() = default;
     template <typename R>
     __device__ __forceinline__ RandomBits(const Fused<R>& call, int64_t line, int64_t j)
         : word(philox(static_cast<uint32_t>(j >> 3), static_cast<uint32_t>(line), static_cast<uint32_t>(line >> 32), call.keys)) {}

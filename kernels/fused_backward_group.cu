@@ -1,9 +1,5 @@
-// The gradients, of lines of any length along any dimension, both read twice and written once.
+// The gradients, of lines of any length that lie side by side, both read twice and written once.
 #include "fused_group.cuh"
 
-#define KERNELS(dtype, T)                                                                       \
-    extern "C" __global__ void __launch_bounds__(GROUP_THREADS, sizeof(T) == 8 ? 1 : 2)                                 \
-        fused_backward_group_##dtype(const __grid_constant__ Fused<Real<T>> call, int shape, int64_t groups) {  \
-        fused_group<T, true>(call, shape, groups);                                                      \
-    }
+#define KERNELS(dtype, T) GROUP_KERNEL(fused_backward_group, dtype, T, ScatteredLine, true, false, WeighedState)
 FOR_EACH_DTYPE(KERNELS)

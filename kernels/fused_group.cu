@@ -1,9 +1,5 @@
-// Lines of any length along any dimension, read twice and written once.
+// Lines of any length that lie side by side, read twice and written once.
 #include "fused_group.cuh"
 
-#define KERNELS(dtype, T)                                                               \
-    extern "C" __global__ void __launch_bounds__(GROUP_THREADS, sizeof(T) == 8 ? 1 : 2)                         \
-        fused_group_##dtype(const __grid_constant__ Fused<Real<T>> call, int shape, int64_t groups) {   \
-        fused_group<T, false>(call, shape, groups);                                             \
-    }
+#define KERNELS(dtype, T) GROUP_KERNEL(fused_group, dtype, T, ScatteredLine, false, false, SoftmaxState)
 FOR_EACH_DTYPE(KERNELS)

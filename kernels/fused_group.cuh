@@ -1,43 +1,170 @@
 // Softmax with what models put around it, of lines of any length along any dimension: a group of threads walks its lines twice.
-// The second time they come from the L2 cache where what all groups have at once fits in.
+// The second time they come from the L2 cache where what all groups have at once fits in. Each element is read twice and written once,
+// 3/2 of the bytes of a copy; backward the gradients are read twice, too, 5/2. With nothing but a scale 4096 x 50257 takes 1.5 copies and 2.45 (H100, f32
+// and bf16 alike); what lies side by side is bound by instructions, (4096, 4096) along dimension 0 1.8 and 2.5, bf16 2.6 and 3.6.
 #pragma once
 #include "fused.cuh"
 #include "line_group.cuh"
 
-// The logits of a line: those in its window.
-template <typename T>
+// How a thread of a group walks lines that lie side by side: element by element, TILE of them in flight at once, …
+template <typename T, bool BACKWARD, bool SCORES>
+struct ScatteredLine : StridedLine {
+    static constexpr int STEPS = 4, TILE = 4;
+
+    __device__ __forceinline__ ScatteredLine(const StridedLine& line, const T*) : StridedLine(line) {}
+
+    static __device__ __forceinline__ void fetch_ahead(const T*, int64_t, bool) {}
+
+    template <typename O, typename R>
+    __device__ __forceinline__ void store(O* x, int64_t apart, int64_t j, int left, const R (&results)[TILE]) const {
+        StridedLine::store<TILE>(x, apart, j, left, [&](int k) { return rounded_to<O>(results[k]); });
+    }
+};
+
+// … and a contiguous line: by packs that begin at multiples of 16 bytes of the scores x, `step` elements apart. The first one may begin before the
+// line. What does not lie alike in another tensor, or not all in the line, is accessed element by element. Where registers would not hold as much,
+// packs are of 8 bytes.
+template <typename T, bool BACKWARD, bool SCORES>
+struct ContiguousLine : StridedLine {
+    static constexpr int BYTES = BACKWARD && !SCORES && sizeof(T) == 2 ? 8 : 16, SIZE = BYTES / sizeof(T);
+    static constexpr int STEPS = BACKWARD || sizeof(T) == 2 ? 1 : 2, TILE = STEPS * SIZE;
+    static constexpr int AHEAD = BACKWARD ? 1 : 2;  // tiles that are fetched into the L2 cache
+
+    __device__ __forceinline__ ContiguousLine(const StridedLine& line, const T* x) : StridedLine(line) {
+        const int before = static_cast<int>(reinterpret_cast<uintptr_t>(x) / sizeof(T) + start) & (SIZE - 1);
+        if (len > 0) first = first * SIZE - before;
+        step *= SIZE;
+    }
+
+    __device__ __forceinline__ int place(int k) const { return k / SIZE * static_cast<int>(step) + k % SIZE; }
+    __device__ __forceinline__ bool has(int k, int left) const { return place(k) < left; }
+
+    template <typename O>
+    __device__ __forceinline__ void load(O (&tile)[TILE], const O* x, int64_t apart, int64_t j, int left) const {
+        constexpr int PIECE = SIZE * sizeof(O) > 16 ? 16 / sizeof(O) : SIZE;
+        if (apart == 1 && in_packs(x, j, left)) {
+#pragma unroll
+            for (int k = 0; k < TILE; k += PIECE) {
+                const auto piece = load_neighbours<O, PIECE>(x + j + place(k));
+#pragma unroll
+                for (int i = 0; i < PIECE; i++) tile[k + i] = piece.of[i];
+            }
+            return;
+        }
+        const int64_t one = j > 0 ? j : 0;
+#pragma unroll
+        for (int k = 0; k < TILE; k++) tile[k] = x[(holds(j, k, left) ? j + place(k) : one) * apart];
+    }
+
+    __device__ __forceinline__ void fetch_ahead(const T* x, int64_t j, bool backwards) const {
+        const int64_t then = j + (backwards ? -AHEAD : AHEAD) * STEPS * step;
+#pragma unroll
+        for (int k = 0; k < TILE; k += SIZE) {
+            if (then >= 0 && then + place(k) < len) prefetch(x + then + place(k));
+        }
+    }
+
+    template <typename O, typename R>
+    __device__ __forceinline__ void store(O* x, int64_t, int64_t j, int left, const R (&results)[TILE]) const {
+        if (in_packs(x, j, left)) {
+#pragma unroll
+            for (int k = 0; k < TILE; k += SIZE) {
+                R pack[SIZE];
+#pragma unroll
+                for (int i = 0; i < SIZE; i++) pack[i] = results[k + i];
+                store_as(StreamingAccess{}, x + j + place(k), pack);
+            }
+            return;
+        }
+#pragma unroll
+        for (int k = 0; k < TILE; k++) {
+            if (holds(j, k, left)) x[j + place(k)] = rounded_to<O>(results[k]);
+        }
+    }
+
+  private:
+    __device__ __forceinline__ bool holds(int64_t j, int k, int left) const { return has(k, left) && j + place(k) >= 0; }
+    // Whether a tile lies in packs of these elements, all of them.
+    template <typename O>
+    __device__ __forceinline__ bool in_packs(const O* x, int64_t j, int left) const {
+        constexpr uintptr_t ALIGNMENT = SIZE * sizeof(O) > 16 ? 16 : SIZE * sizeof(O);
+        return j >= 0 && has(TILE - 1, left) && reinterpret_cast<uintptr_t>(x + j) % ALIGNMENT == 0;
+    }
+};
+
+// An element of a tensor whose dtype is told when the kernel runs. Calls, since such tensors are few and kernels are to be small.
+template <typename R>
+__device__ __noinline__ R read_as(const void* x, Dtype dtype, int64_t i) {
+    R element = 0;
+    by_dtype(dtype, [&](auto* type) {
+        using O = std::remove_pointer_t<decltype(type)>;
+        element = static_cast<R>(Element<O>::read(static_cast<const O*>(x)[i]));
+    });
+    return element;
+}
+template <typename R>
+__device__ __noinline__ void write_as(void* y, Dtype dtype, int64_t i, R result) {
+    by_dtype(dtype, [&](auto* type) {
+        using O = std::remove_pointer_t<decltype(type)>;
+        static_cast<O*>(y)[i] = rounded_to<O>(result);
+    });
+}
+
+// The logits of a line: those in its window. SCORES: which are the scores but for a scale, nothing is dropped, and results are of the scores' dtype.
+template <typename T, typename Line, bool BACKWARD, bool SCORES>
 struct FusedLogits {
     using R = Real<T>;
-    static constexpr int TILE = 4;  // elements in flight at once
+    static constexpr int TILE = Line::TILE;
+    // The largest kernels go through both walks by the same code, so that the driver is through with them in time: of the gradients of (65536, 21, 64)
+    // f32 with any options that takes 3.4 copies for 3.1.
+    static constexpr int UNROLLED_WALKS = BACKWARD && !SCORES ? 1 : 2;
 
     const Fused<R>& call;
     Place at;
-    StridedLine line;
+    Line line;
 
-    // The logits from element `from` on, -inf of what takes no part, and their scores
-    __device__ __forceinline__ void read(int64_t from, R (&z)[TILE], T (&scores)[TILE]) const {
-        T added[TILE];
-        uint8_t kept[TILE];
-        const int first = line.left(from, at.first), left = line.left(from, at.end);
-        line.load(scores, static_cast<const T*>(call.scores) + at.scores, call.inner, from, left);
-        if (call.adds) line.load(added, static_cast<const T*>(call.bias) + at.bias, call.bias_step, from, left);
-        if (call.masks) line.load(kept, static_cast<const uint8_t*>(call.mask) + at.mask, call.mask_step, from, left);
+    // Calls f with where this thread's tiles begin: those with anything in the window, the last one first, or all.
+    template <typename F>
+    __device__ __forceinline__ void each_tile(bool of_window, F f) const {
+        const int64_t begin = of_window ? at.first : 0, end = of_window ? at.end : line.len;
+        line.template each_first_of<Line::STEPS>(begin, end, of_window, [&](int64_t from) {
+            line.fetch_ahead(static_cast<const T*>(call.scores) + at.scores, from, of_window);
+            if (BACKWARD && (SCORES || call.dtype == OWN<T>)) line.fetch_ahead(static_cast<const T*>(call.gradient) + at.scores, from, of_window);
+            f(from);
+        });
+    }
+
+    // The scores from element `from` on, …
+    __device__ __forceinline__ void read_scores(int64_t from, T (&scores)[TILE]) const {
+        line.load(scores, static_cast<const T*>(call.scores) + at.scores, call.inner, from, line.left(from, at.end));
+    }
+
+    // … and the logits of them, -inf of what takes no part
+    __device__ __forceinline__ void read_logits(int64_t from, R (&z)[TILE], const T (&scores)[TILE]) const {
+        const int left = line.left(from, at.end);
 #pragma unroll
         for (int k = 0; k < TILE; k++) z[k] = product(Element<T>::read(scores[k]), call.scale);
-        if (call.cap > R(0)) {
+        if constexpr (!SCORES) {
+            T added[TILE];
+            uint8_t kept[TILE];
+            if (call.adds) line.load(added, static_cast<const T*>(call.bias) + at.bias, call.bias_step, from, left);
+            if (call.masks) line.load(kept, static_cast<const uint8_t*>(call.mask) + at.mask, call.mask_step, from, left);
+            if (call.cap > R(0)) {
 #pragma unroll
-            for (auto& x : z) x = product(call.cap, hyperbolic_tangent(x * call.inverse_cap));
+                for (auto& x : z) x = product(call.cap, hyperbolic_tangent(x * call.inverse_cap));
+            }
+            if (call.adds) {
+#pragma unroll
+                for (int k = 0; k < TILE; k++) z[k] += Element<T>::read(added[k]);
+            }
+            if (call.masks) {
+#pragma unroll
+                for (int k = 0; k < TILE; k++) z[k] = kept[k] ? z[k] : negative_infinity<R>();
+            }
         }
-        if (call.adds) {
+        if (line.has(TILE - 1, left) && from >= at.first) return;
 #pragma unroll
-            for (int k = 0; k < TILE; k++) z[k] += Element<T>::read(added[k]);
-        }
-        if (call.masks) {
-#pragma unroll
-            for (int k = 0; k < TILE; k++) z[k] = kept[k] ? z[k] : negative_infinity<R>();
-        }
-#pragma unroll
-        for (int k = 0; k < TILE; k++) z[k] = line.has(k, left) && !line.has(k, first) ? z[k] : negative_infinity<R>();
+        for (int k = 0; k < TILE; k++) z[k] = line.has(k, left) && from + line.place(k) >= at.first ? z[k] : negative_infinity<R>();
     }
 
     // The gradients of the results from element `from` on
@@ -49,17 +176,30 @@ struct FusedLogits {
 #pragma unroll
             for (int k = 0; k < TILE; k++) g[k] = static_cast<R>(Element<O>::read(elements[k]));
         };
-        if (call.dtype == OWN<T>) of(static_cast<T*>(nullptr));
-        else by_dtype(call.dtype, of);
-        if (call.threshold) drop_any(from, g, call.kept_scale);
+        if (SCORES || call.dtype == OWN<T>) of(static_cast<T*>(nullptr));
+        else if (sizeof(T) == 2 && call.dtype == F32) of(static_cast<float*>(nullptr));
+        else {
+            R elements[TILE];
+            each_place(from, at.end, [&](int k, int64_t i) { elements[k] = read_as<R>(call.gradient, call.dtype, i); });
+#pragma unroll
+            for (int k = 0; k < TILE; k++) g[k] = elements[k];
+        }
+        if (!SCORES && call.threshold) drop_any(from, g, call.kept_scale);
     }
 
     // Multiplies what is not dropped, and sets to 0 what is.
     __device__ __forceinline__ void drop_any(int64_t from, R (&values)[TILE], R factor) const {
         uint32_t dropped = 0;
+        RandomBits bits;
+        int64_t of_eight = -2;  // which eight elements they are of
 #pragma unroll 1
         for (int k = 0; k < TILE; k++) {
-            each_dropped<1>(call, at.line, from + k * line.step, [&](int) { dropped |= 1u << k; });
+            const int64_t j = from + line.place(k);
+            if (j >> 3 != of_eight) {
+                bits = RandomBits(call, at.line, j);
+                of_eight = j >> 3;
+            }
+            if (bits.of(j & 7) < call.threshold) dropped |= 1u << k;
         }
 #pragma unroll
         for (int k = 0; k < TILE; k++) values[k] = dropped >> k & 1 ? R(0) : values[k] * factor;
@@ -67,160 +207,198 @@ struct FusedLogits {
 
     template <typename O>
     __device__ __forceinline__ void store(O* to, int64_t from, const R (&results)[TILE]) const {
-        line.store<TILE>(to + at.scores, call.inner, from, line.left(from, line.len), [&](int k) { return rounded_to<O>(results[k]); });
+        line.store(to + at.scores, call.inner, from, line.left(from, line.len), results);
+    }
+    // Results of any dtype
+    __device__ __forceinline__ void store(int64_t from, const R (&results)[TILE]) const {
+        if (SCORES || call.dtype == OWN<T>) store(static_cast<T*>(call.result), from, results);
+        else if (sizeof(T) == 2 && call.dtype == F32) store(static_cast<float*>(call.result), from, results);
+        else each_place(from, line.len, [&](int k, int64_t i) { write_as(call.result, call.dtype, i, results[k]); });
+    }
+
+  private:
+    // Calls f(k, its place in the tensor) for the elements of a tile that lie in the line, before `end`.
+    template <typename F>
+    __device__ __forceinline__ void each_place(int64_t from, int64_t end, F f) const {
+        const int left = line.left(from, end);
+#pragma unroll 1
+        for (int k = 0; k < TILE; k++) {
+            const int64_t j = from + line.place(k);
+            if (line.has(k, left) && j >= 0) f(k, at.scores + j * call.inner);
+        }
     }
 };
 
 // The state of a line, and the sum of the gradients g of its results, which has the exponentials as its weights or, of log-softmax, none.
 template <typename R>
-struct WeighedState {
-    SoftmaxState<R> softmax;
+struct WeighedState : SoftmaxState<R> {
+    using Softmax = SoftmaxState<R>;
     CompensatedSum<R> dot;
     bool weighted;
 
-    __device__ __forceinline__ R grow(R max) {
-        const R before = softmax.reference();
-        const bool any = softmax.max != negative_infinity<R>();
-        const R reference = softmax.grow(max);
+    __device__ __forceinline__ R grow(R other) {
+        const R before = Softmax::reference();
+        const bool any = Softmax::max != negative_infinity<R>();
+        const R reference = Softmax::grow(other);
         if (weighted && any && reference != before) dot.scale(exponential(before - reference));
         return reference;
     }
     __device__ __forceinline__ void merge(WeighedState other) {
-        grow(other.softmax.max);
-        other.grow(softmax.max);
-        softmax.sum.merge(other.softmax.sum);
+        grow(other.max);
+        other.grow(Softmax::max);
+        Softmax::sum.merge(other.sum);
         dot.merge(other.dot);
     }
 };
-
-template <typename R>
-__device__ __forceinline__ SoftmaxState<R>& softmax_of(SoftmaxState<R>& state) { return state; }
-template <typename R>
-__device__ __forceinline__ SoftmaxState<R>& softmax_of(WeighedState<R>& state) { return state.softmax; }
+static_assert(sizeof(WeighedState<float>) <= 6 * sizeof(float) && sizeof(WeighedState<double>) <= 6 * sizeof(double), "as src/cuda/launch.rs has it");
 
 // A finished line: its maximum and sum with the sink, which becomes part of the state, and whether nothing takes part.
 template <typename T, typename State>
 __device__ __forceinline__ Normalizer<Real<T>> finished(const Fused<Real<T>>& call, const Place& at, State& state, bool& empty) {
     using R = Real<T>;
-    auto& softmax = softmax_of(state);
     if (call.sinks) {
         const R sink = sink_of<T>(call, at), reference = state.grow(sink);
-        softmax.add(exponential(sink - reference));
+        state.add(swift_exponential(sink - reference));
     }
-    empty = softmax.max == negative_infinity<R>() && softmax.sum.value() == R(0);
-    return softmax.finish();
+    empty = state.max == negative_infinity<R>() && state.sum.value() == R(0);
+    return state.finish_by(swift_exponential(state.max - state.reference()));
 }
 
-// The tile that is read last on the way to the line's state is the first that is needed again, and kept.
-template <typename T>
-__device__ __forceinline__ void fused_line(const FusedLogits<T>& logits, const LineGroup& group) {
+// Both walks go back and forth: the tile that is read last on the way to the line's state is the first that is needed again, and kept.
+template <typename T, typename Line, bool SCORES>
+__device__ __forceinline__ void fused_line(const FusedLogits<T, Line, false, SCORES>& logits, const LineGroup& group, Phase phase,
+                                           SoftmaxState<Real<T>>* parts) {
     using R = Real<T>;
-    constexpr int TILE = FusedLogits<T>::TILE;
+    constexpr int TILE = Line::TILE;
     const auto& call = logits.call;
     const Place& at = logits.at;
     auto state = SoftmaxState<R>::empty();
-    int64_t kept = -1;
-    R z[TILE];
-    T scores[TILE];
-    const auto read = [&](int64_t from) {
-        logits.read(from, z, scores);
-        kept = from;
-    };
-    logits.line.template each_first_backwards<TILE>(at.first, at.end, [&](int64_t from) {
-        read(from);
-        const R reference = state.grow(max_of(z));
-        state.add(exp_sum(z, reference));
-    });
-    state = group.reduce(state);
+    Normalizer<R> line;
+    R inverse, log_sum;
     bool empty;
-    const auto line = finished<T>(call, at, state, empty);
-    const R inverse = call.kept_scale / line.sum, log_sum = call.log ? logarithm(line.sum) : R(0);
-    const R of_none = call.nan_rows && !call.sinks ? R(NAN) : call.log ? negative_infinity<R>() : R(0);
-    logits.line.template each_first<TILE>(logits.line.len, [&](int64_t from) {
-        if (from != kept) read(from);
-        R results[TILE];
-        if (call.log) {
-#pragma unroll
-            for (int k = 0; k < TILE; k++) results[k] = (z[k] - line.max) - log_sum;
-        } else {
-#pragma unroll
-            for (int k = 0; k < TILE; k++) results[k] = exponential(z[k] - line.max) * inverse;
+    int64_t kept = INT64_MIN;
+    R z[TILE];
+#pragma unroll logits.UNROLLED_WALKS
+    for (int walk = 0; walk < 2; walk++) {
+        if (walk == 0 && phase == Phase::MERGED) continue;
+        if (walk == 1) {
+            if (!group.merge(state, phase, parts, at.line, logits.line)) return;
+            line = finished<T>(call, at, state, empty);
+            inverse = call.kept_scale / line.sum;
+            log_sum = call.log ? logarithm(line.sum) : R(0);
         }
-        if (empty) {
+        logits.each_tile(walk == 0, [&](int64_t from) {
+            if (walk == 0 || from != kept) {
+                T scores[TILE];
+                logits.read_scores(from, scores);
+                logits.read_logits(from, z, scores);
+                kept = from;
+            }
+            R results[TILE];
+            if (walk == 0) {
+                const R reference = state.grow(max_of(z));
 #pragma unroll
-            for (auto& x : results) x = of_none;
-        }
-        if (call.threshold) logits.drop_any(from, results, R(1));
-        if (call.dtype == OWN<T>) return logits.store(static_cast<T*>(call.result), from, results);
-        by_dtype(call.dtype, [&](auto* type) { logits.store(reinterpret_cast<decltype(type)>(call.result), from, results); });
-    });
+                for (int k = 0; k < TILE; k++) results[k] = swift_exponential(z[k] - reference);
+                return state.add(pairwise_sum(results));
+            }
+            if (call.log) {
+#pragma unroll
+                for (int k = 0; k < TILE; k++) results[k] = (z[k] - line.max) - log_sum;
+            } else {
+#pragma unroll
+                for (int k = 0; k < TILE; k++) results[k] = swift_exponential(z[k] - line.max) * inverse;
+            }
+            if (empty) {
+                const R of_none = call.nan_rows && !call.sinks ? R(NAN) : call.log ? negative_infinity<R>() : R(0);
+#pragma unroll
+                for (auto& x : results) x = of_none;
+            }
+            if (!SCORES && call.threshold) logits.drop_any(from, results, R(1));
+            logits.store(from, results);
+        });
+    }
 }
 
-template <typename T>
-__device__ __forceinline__ void fused_backward_line(const FusedLogits<T>& logits, const LineGroup& group) {
+template <typename T, typename Line, bool SCORES>
+__device__ __forceinline__ void fused_backward_line(const FusedLogits<T, Line, true, SCORES>& logits, const LineGroup& group, Phase phase,
+                                                    WeighedState<Real<T>>* parts) {
     using R = Real<T>;
-    constexpr int TILE = FusedLogits<T>::TILE;
+    constexpr int TILE = Line::TILE;
     const auto& call = logits.call;
     const Place& at = logits.at;
     const auto takes_part = [](R z) { return !(z == negative_infinity<R>()); };
     WeighedState<R> state{SoftmaxState<R>::empty(), CompensatedSum<R>::empty(), !call.log};
-    int64_t kept = -1;
+    R inverse, reference, dot;
+    int64_t kept = INT64_MIN;
     R z[TILE], g[TILE];
     T scores[TILE];
-    const auto read = [&](int64_t from) {
-        logits.read_gradients(from, g);
-        logits.read(from, z, scores);
-        kept = from;
-    };
-    logits.line.template each_first_backwards<TILE>(at.first, at.end, [&](int64_t from) {
-        read(from);
-        const R reference = state.grow(max_of(z));
-        R exponentials[TILE], terms[TILE];
-#pragma unroll
-        for (int k = 0; k < TILE; k++) {
-            const R e = exponentials[k] = exponential(z[k] - reference);
-            // What takes no part does not count, even if it is not a number.
-            terms[k] = !takes_part(z[k]) ? R(0) : call.log ? g[k] : g[k] * e;
+#pragma unroll logits.UNROLLED_WALKS
+    for (int walk = 0; walk < 2; walk++) {
+        if (walk == 0 && phase == Phase::MERGED) continue;
+        if (walk == 1) {
+            if (!group.merge(state, phase, parts, at.line, logits.line)) return;
+            bool empty;
+            const auto line = finished<T>(call, at, state, empty);
+            inverse = empty ? R(0) : R(1) / line.sum;
+            reference = empty ? R(0) : line.max;
+            dot = state.dot.value();
+            if (!call.log) dot = empty ? R(0) : dot / state.sum.value();
+            if (call.sinks_gradient && group.leads() && blockIdx.y == 0 && logits.line.len > 0) {
+                const R p = empty ? R(0) : swift_exponential(sink_of<T>(call, at) - reference) * inverse;
+                call.sinks_gradient[at.line] = -p * dot;
+            }
         }
-        state.softmax.add(pairwise_sum(exponentials));
-        state.dot.add(pairwise_sum(terms));
-    });
-    state = group.reduce(state);
-    bool empty;
-    const auto line = finished<T>(call, at, state, empty);
-    const R inverse = empty ? R(0) : R(1) / line.sum, reference = empty ? R(0) : line.max;
-    R dot = state.dot.value();
-    if (!call.log) dot = empty ? R(0) : dot / state.softmax.sum.value();
-    if (call.sinks_gradient && group.leads() && logits.line.len > 0) {
-        const R p = empty ? R(0) : exponential(sink_of<T>(call, at) - reference) * inverse;
-        call.sinks_gradient[at.line] = -p * dot;
+        logits.each_tile(walk == 0, [&](int64_t from) {
+            if (walk == 0 || from != kept) {
+                logits.read_scores(from, scores);
+                logits.read_gradients(from, g);
+                logits.read_logits(from, z, scores);
+                kept = from;
+            }
+            R results[TILE];
+            if (walk == 0) {
+                const R of_tile = state.grow(max_of(z));
+                R terms[TILE];
+#pragma unroll
+                for (int k = 0; k < TILE; k++) {
+                    const R e = results[k] = swift_exponential(z[k] - of_tile);
+                    // What takes no part does not count, even if it is not a number.
+                    terms[k] = !takes_part(z[k]) ? R(0) : call.log ? g[k] : g[k] * e;
+                }
+                state.add(pairwise_sum(results));
+                return state.dot.add(pairwise_sum(terms));
+            }
+#pragma unroll
+            for (int k = 0; k < TILE; k++) {
+                const R p = swift_exponential(z[k] - reference) * inverse;
+                results[k] = !takes_part(z[k]) ? R(0) : call.log ? g[k] - p * dot : p * (g[k] - dot);
+            }
+            if (!SCORES && call.logits_gradient) logits.store(call.logits_gradient, from, results);
+            if (!call.result) return;
+#pragma unroll
+            for (int k = 0; k < TILE; k++) {
+                if (takes_part(z[k])) results[k] *= SCORES ? call.scale : slope(call, Element<T>::read(scores[k]));
+            }
+            logits.store(static_cast<T*>(call.result), from, results);
+        });
     }
-    logits.line.template each_first<TILE>(logits.line.len, [&](int64_t from) {
-        if (from != kept) read(from);
-        R results[TILE];
-#pragma unroll
-        for (int k = 0; k < TILE; k++) {
-            const R p = exponential(z[k] - reference) * inverse;
-            results[k] = !takes_part(z[k]) ? R(0) : call.log ? g[k] - p * dot : p * (g[k] - dot);
-        }
-        if (call.logits_gradient) logits.store(call.logits_gradient, from, results);
-        if (!call.result) return;
-#pragma unroll
-        for (int k = 0; k < TILE; k++) {
-            if (takes_part(z[k])) results[k] *= slope(call, Element<T>::read(scores[k]));
-        }
-        logits.store(static_cast<T*>(call.result), from, results);
+}
+
+// The elements of lines as `Line` has them.
+template <typename T, typename Line, bool BACKWARD, bool SCORES, typename State>
+__device__ __forceinline__ void fused_group(const Fused<Real<T>>& call, int shape, int64_t groups, Phase phase, State* parts) {
+    const LineGroup group(groups, call.len, call.inner, shape);
+    group.each([&](int64_t number, const StridedLine& line) {
+        FusedLogits<T, Line, BACKWARD, SCORES> logits{call, locate<false>(call, number), Line(line.of_grid(), static_cast<const T*>(call.scores))};
+        logits.at.scores = line.start;
+        if (line.len == 0) logits.at.first = logits.at.end = 0;
+        if constexpr (BACKWARD) fused_backward_line(logits, group, phase, parts);
+        else fused_line(logits, group, phase, parts);
     });
 }
 
-template <typename T, bool BACKWARD>
-__device__ __forceinline__ void fused_group(const Fused<Real<T>>& call, int shape, int64_t groups) {
-    const LineGroup group(groups, call.len, call.inner, shape);
-    group.each([&](int64_t number, const StridedLine& line) {
-        FusedLogits<T> logits{call, locate<false>(call, number), line};
-        logits.at.scores = line.start;
-        if (line.len == 0) logits.at.first = logits.at.end = 0;
-        if constexpr (BACKWARD) fused_backward_line(logits, group);
-        else fused_line(logits, group);
-    });
-}
+#define GROUP_KERNEL(name, dtype, T, Line, BACKWARD, SCORES, State)                                                                \
+    extern "C" __global__ void __launch_bounds__(GROUP_THREADS, sizeof(T) == 8 ? 1 : 2)                                            \
+        name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int shape, int64_t groups, int phase, State<Real<T>>* parts) { \
+        fused_group<T, Line<T, BACKWARD, SCORES>, BACKWARD, SCORES>(call, shape, groups, static_cast<Phase>(phase), parts);                \
+    }

@@ -28,6 +28,9 @@ struct StridedLine {
         return {line_start(line, len, inner), inner, 0, 1, len};
     }
 
+    // The share of one of the blocks that have this thread's place in the grid's second dimension.
+    __device__ __forceinline__ StridedLine of_grid() const { return {start, stride, first + blockIdx.y * step, step * gridDim.y, len}; }
+
     // This thread's share of its block's line.
     static __device__ StridedLine of_block(int64_t line, int64_t len, int64_t inner) {
         return {line_start(line, len, inner), inner, threadIdx.x, blockDim.x, len};
@@ -68,33 +71,42 @@ struct StridedLine {
         for (int64_t j = first; j < end; j += COUNT * step) f(j);
     }
 
-    // The same for those in begin..end, the last one first: what was read last is still in a cache for those who then begin with the first one.
+    // The same for those in begin..end or, where it is asked for, the last one first: what was read last is still in a cache for those who then
+    // begin with the first one.
     template <int COUNT = TILE, typename F>
-    __device__ __forceinline__ void each_first_backwards(int64_t begin, int64_t end, F f) const {
+    __device__ __forceinline__ void each_first_of(int64_t begin, int64_t end, bool backwards, F f) const {
         const int64_t apart = COUNT * step, start = first + (begin > 0 ? quotient(begin, apart) * apart : 0);
+        if (start >= end) return;
         int64_t j = start;
-        if (end - start > apart) j += quotient(end - start - 1, apart) * apart;
-        if (j >= end) return;
+        if (backwards && end - start > apart) j += quotient(end - start - 1, apart) * apart;
 #pragma unroll 1
-        for (; j >= start; j -= apart) f(j);
+        while (true) {
+            f(j);
+            if (backwards ? j == start : end - j <= apart) return;
+            j += backwards ? -apart : apart;
+        }
     }
 
     // What follows is about the elements j, j + step, ... of a tile. How far it is from j to `end`, as far as that matters there
     __device__ __forceinline__ int left(int64_t j, int64_t end) const {
         return static_cast<int>(min(max(end - j, int64_t(-1)), int64_t(INT32_MAX)));
     }
-    // Whether element k of the tile lies before the end, which is `left` away
-    __device__ __forceinline__ bool has(int k, int left) const { return k * static_cast<int>(step) < left; }
+    // How far element k of the tile is from its first, and whether it lies before the end, which is `left` away
+    __device__ __forceinline__ int place(int k) const { return k * static_cast<int>(step); }
+    __device__ __forceinline__ bool has(int k, int left) const { return place(k) < left; }
 
-    // Loads a tile of x, whose elements are `apart` from each other. In place of what lies behind the end it loads the first again, so that no
+    // Loads a tile of x, whose elements are `apart` from each other. If the end is in it, what lies behind that is the first again, so that no
     // load is a branch and all are asked for before any is waited for.
     template <int COUNT, typename O>
     __device__ __forceinline__ void load(O (&tile)[COUNT], const O* x, int64_t apart, int64_t j, int left) const {
         x += j * apart;
+        const int64_t next = step * apart;
+        if (has(COUNT - 1, left)) {
 #pragma unroll
-        for (int k = 0; k < COUNT; k++) {
-            const int64_t offset = k * (step * apart);
-            tile[k] = x[has(k, left) ? offset : 0];
+            for (int k = 0; k < COUNT; k++, x += next) tile[k] = *x;
+        } else {
+#pragma unroll
+            for (int k = 0; k < COUNT; k++) tile[k] = x[has(k, left) ? k * next : 0];
         }
     }
 
@@ -102,9 +114,10 @@ struct StridedLine {
     template <int COUNT, typename O, typename F>
     __device__ __forceinline__ void store(O* x, int64_t apart, int64_t j, int left, F of) const {
         x += j * apart;
+        const int64_t next = step * apart;
 #pragma unroll
-        for (int k = 0; k < COUNT; k++) {
-            if (has(k, left)) x[k * (step * apart)] = of(k);
+        for (int k = 0; k < COUNT; k++, x += next) {
+            if (has(k, left)) *x = of(k);
         }
     }
 };

@@ -6,6 +6,10 @@
 
 constexpr int GROUP_THREADS = 512;
 
+// Where few lines are shared by more blocks than a cluster has, those of the grid's second dimension, a kernel runs twice: the first time it
+// leaves the states of their parts, the second time it merges them.
+enum class Phase : int { WHOLE, PARTS, MERGED };
+
 // A group is 2^shift threads of a block or, if those are all, the blocks of a cluster; src/cuda/plan.rs says how many, and how many lines they
 // take side by side. A thread alone has one line.
 struct LineGroup {
@@ -61,6 +65,21 @@ struct LineGroup {
         state = *of_line;
         sync();  // `states` is free for the next
         return state;
+    }
+
+    // The same in any phase, of the line with this number, whose elements for this thread `line` has; false where that was all there is to do.
+    // `parts` has room for a state of each part of each line.
+    template <typename State>
+    __device__ __forceinline__ bool merge(State& state, Phase phase, State* parts, int64_t number, const StridedLine& line) const {
+        parts += number * gridDim.y;
+        if (phase == Phase::MERGED && line.len > 0) {
+#pragma unroll 1
+            for (int part = row; part < gridDim.y; part += rows) state.merge(parts[part]);
+        }
+        state = reduce(state);
+        if (phase != Phase::PARTS) return true;
+        if (leads() && line.len > 0) parts[blockIdx.y] = state;
+        return false;
     }
 
   private:

@@ -130,11 +130,10 @@ template <typename T>
 __device__ __forceinline__ void columns(PARAMETERS(T)) {
     constexpr int TILE = 4;
     const LineGroup group(groups, len, inner, static_cast<int>(parameter));
-    group.each([&](int64_t number, StridedLine line) {
-        if (line.len == 0) return;
+    group.each([&](int64_t number, const StridedLine& whole) {
+        if (whole.len == 0) return;
         const LineGradient<T> gradient(number, lines, len, targets, ignore, weights, statistics, gradients);
-        line.first += blockIdx.y * line.step;
-        line.step *= gridDim.y;
+        const StridedLine line = whole.of_grid();
         line.each_first<TILE>(len, [&](int64_t from) {
             T tile[TILE];
             const int left = line.left(from, len);

@@ -61,6 +61,7 @@ impl Key {
             };
             format!("fused{}_{group}{of}", if backward { "_backward" } else { "" })
         };
+        let of_scores = |scores: bool| if scores { FusedLines::Scores } else { FusedLines::Packs };
         let name = match self.kernel {
             Kernel::SafeRows => "safe_softmax_rows".into(),
             Kernel::SafeShortRows => "safe_softmax_short_rows".into(),
@@ -97,12 +98,10 @@ impl Key {
             Kernel::BackwardCluster { count } => format!("backward_cluster_{count}"),
             Kernel::FusedWarp { backward, lines } => fused("warp", backward, lines),
             Kernel::FusedBlock { backward, lines } => fused("block", backward, lines),
-            Kernel::FusedTile { backward, scores } => {
-                format!("fused{}_tile{}", if backward { "_backward" } else { "" }, if scores { "_scores" } else { "" })
-            }
+            Kernel::FusedTile { backward, scores } => fused("tile", backward, of_scores(scores)),
             Kernel::FusedCluster => "fused_cluster".into(),
-            Kernel::FusedGroup { backward: false } => "fused_group".into(),
-            Kernel::FusedGroup { backward: true } => "fused_backward_group".into(),
+            Kernel::FusedGroup { backward, scores } => fused("group", backward, of_scores(scores)),
+            Kernel::FusedRows { backward, scores } => fused("rows", backward, of_scores(scores)),
             Kernel::StatisticsRows => "statistics_rows".into(),
             Kernel::StatisticsTile => "tile_statistics".into(),
             Kernel::StatisticsColumns => "statistics_columns".into(),
@@ -280,7 +279,9 @@ mod tests {
         }
         for backward in [false, true] {
             kernels.push(Kernel::FusedTile { backward, scores: false });
-            kernels.push(Kernel::FusedGroup { backward });
+            for scores in [false, true] {
+                kernels.extend([Kernel::FusedGroup { backward, scores }, Kernel::FusedRows { backward, scores }]);
+            }
         }
         kernels.push(Kernel::FusedCluster);
         kernels.extend((2..8).map(|len| Kernel::Run { len }));

@@ -232,9 +232,16 @@ fn run(
             out == dtype && options.output == Output::Probability && tensors.result != 0 && tensors.logits_gradient == 0
         }
     };
+    let scale_alone = bias == 0
+        && mask == 0
+        && options.softcap.is_none()
+        && options.dropout.is_none()
+        && out == dtype
+        && tensors.logits_gradient == 0;
     let kind = FusedKind {
         backward,
         whole,
+        scale_alone,
         queries: options.window.map_or(0, |window| window.queries),
         scores: scaled && scores,
         masked: mask != 0 && geometry.mask_step > 0,

@@ -10,7 +10,7 @@ use crate::op::Output;
 use crate::state::Real;
 use crate::statistics::STATISTICS;
 use candle_core::cuda_backend::cudarc::driver::{
-    sys, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr,
+    sys, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr,
 };
 use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{CudaDevice, Result};
@@ -295,6 +295,31 @@ fn tensor_map(
     }
 }
 
+/// In which phases a group's kernel runs, as `Phase` of `kernels/line_group.cuh` numbers them.
+fn phases(plan: Plan) -> &'static [i32] {
+    if plan.parts() > 1 {
+        &[1, 2]
+    } else {
+        &[0]
+    }
+}
+
+/// Numbers of the states of `kernels/fused_group.cuh`, at most, and of `kernels/softmax_backward.cu`.
+const FUSED_STATE: usize = 6;
+const BACKWARD_STATE: usize = 2;
+
+/// Room for the states of the parts that lines are split into, if they are, each of so many numbers.
+fn states<R: CudaDType + DeviceRepr>(
+    device: &CudaDevice,
+    lines: Lines,
+    plan: Plan,
+    numbers: usize,
+) -> Result<Option<CudaSlice<R>>> {
+    let split = plan.parts() > 1;
+    // SAFETY: the first phase writes every state, before the second reads them.
+    split.then(|| unsafe { device.alloc::<R>(numbers * lines.count() * plan.parts()) }).transpose()
+}
+
 /// # Safety
 /// `call` is what the kernels of `kernels/fused.cuh` take for these elements; its pointers lead to as much memory on the device
 /// as it says, and the plan covers its lines.
@@ -307,9 +332,16 @@ pub(super) unsafe fn fused<T: CudaElement, C>(
     let stream = device.cuda_stream();
     let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
     let (mut parameter, mut groups) = (plan.parameter, group_count(lines, plan.parameter) as i64);
-    let addresses = &mut [address_of(&mut call), address_of(&mut parameter), address_of(&mut groups)];
-    // SAFETY: as promised by the caller; not all kernels have the second and third parameter.
-    unsafe { launch_with(&stream, key, device, plan, addresses) }
+    let mut states = states::<T::Real>(device, lines, plan, FUSED_STATE)?;
+    let states = states.as_mut().map(|states| states.device_ptr_mut(&stream));
+    let mut parts = states.as_ref().map_or(0, |(parts, _written)| *parts);
+    for mut phase in phases(plan).iter().copied() {
+        let [call, parameter, groups] = [address_of(&mut call), address_of(&mut parameter), address_of(&mut groups)];
+        let addresses = &mut [call, parameter, groups, address_of(&mut phase), address_of(&mut parts)];
+        // SAFETY: as promised by the caller; not all kernels have other parameters than the first.
+        unsafe { launch_with(&stream, key, device, plan, addresses)? };
+    }
+    Ok(())
 }
 
 pub(super) fn softmax_backward<T: CudaElement>(
@@ -346,7 +378,17 @@ pub(super) fn softmax_backward<T: CudaElement>(
             let second = of(Arguments::new().push(y).push(g).push(sums).push(grad));
             return unsafe { launch(&stream, key(plan.kernel), device, plan, second) };
         }
-        _ => tensors.push(groups).push(len).push(inner).push(parameter).push(log),
+        _ => {
+            let arguments = tensors.push(groups).push(len).push(inner).push(parameter).push(log);
+            let mut sums = states::<T::Real>(device, lines, plan, BACKWARD_STATE)?;
+            let sums = sums.as_mut().map(|sums| sums.device_ptr_mut(&stream));
+            let parts = sums.as_ref().map_or(0, |(parts, _written)| *parts);
+            for &phase in phases(plan) {
+                // SAFETY: as above, with three tensors.
+                unsafe { launch(&stream, key(plan.kernel), device, plan, arguments.push(phase as u64).push(parts))? };
+            }
+            return Ok(());
+        }
     };
     // SAFETY: as above, with three tensors.
     unsafe { launch(&stream, key(plan.kernel), device, plan, arguments) }

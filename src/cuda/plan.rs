@@ -188,9 +188,14 @@ pub(crate) enum Kernel {
         backward: bool,
         scores: bool,
     },
-    /// … or read several times by a group of threads.
+    /// … or read twice by a group of threads, lines side by side and contiguous ones; `scores`: with nothing but a scale, window and sinks.
     FusedGroup {
         backward: bool,
+        scores: bool,
+    },
+    FusedRows {
+        backward: bool,
+        scores: bool,
     },
     /// Log-sum-exp and what a loss needs of each line: one block or cluster per contiguous line; or several lines to a block, short ones in
     /// tiles as above, and groups of threads for those side by side.
@@ -266,6 +271,8 @@ pub(crate) struct FusedKind {
     pub queries: usize,
     /// What [`FusedLines::Scores`] are for.
     pub scores: bool,
+    /// Nothing but a scale, window and sinks is asked for, and results, gradients among them, are of the scores' dtype.
+    pub scale_alone: bool,
     /// Every key of a line has an element of a mask.
     pub masked: bool,
     /// The kernels for tiles know the dtype of the result.
@@ -296,6 +303,7 @@ impl Kernel {
             Kernel::Column { .. }
                 | Kernel::BackwardGroup
                 | Kernel::FusedGroup { .. }
+                | Kernel::FusedRows { .. }
                 | Kernel::StatisticsRows
                 | Kernel::StatisticsColumns
                 | Kernel::TopKRows
@@ -315,11 +323,12 @@ pub(crate) struct Plan {
     /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], [`Kernel::Tile`],
     /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::StatisticsTile`], [`Kernel::LossBackwardShortRows`]), of those
     /// side by side ([`Kernel::Column`]), of those that share all lines side by side, [`NARROW_ALONE`] if a block does
-    /// ([`Kernel::Narrow`], [`Kernel::BackwardNarrow`]), or of a group, and its lines side by side ([`Kernel::BackwardGroup`], [`Kernel::FusedGroup`],
-    /// [`Kernel::StatisticsColumns`], [`Kernel::LossBackwardColumns`]); threads side by side ([`Kernel::FewRows`]); whether both tensors begin at
-    /// multiples of 16 bytes ([`Kernel::Run`]); how many lines ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`],
-    /// [`Kernel::FusedBlock`], a warp's [`FusedLines::ScoresWindow`]); the rows of a block ([`Kernel::Strip`], [`Kernel::Resident`],
-    /// [`Kernel::SplitColumnsApply`], [`Kernel::BackwardSplitColumns`]); or the blocks of a line ([`Kernel::LossBackwardRows`]).
+    /// ([`Kernel::Narrow`], [`Kernel::BackwardNarrow`]), or of a group, and its lines side by side ([`Kernel::BackwardGroup`],
+    /// [`Kernel::FusedGroup`], [`Kernel::FusedRows`], [`Kernel::StatisticsColumns`], [`Kernel::LossBackwardColumns`]); threads
+    /// side by side ([`Kernel::FewRows`]); whether both tensors begin at multiples of 16 bytes ([`Kernel::Run`]); how many lines
+    /// ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`], [`Kernel::FusedBlock`], a warp's [`FusedLines::ScoresWindow`]);
+    /// the rows of a block ([`Kernel::Strip`], [`Kernel::Resident`], [`Kernel::SplitColumnsApply`],
+    /// [`Kernel::BackwardSplitColumns`]); or the blocks of a line ([`Kernel::LossBackwardRows`]).
     pub parameter: i32,
     /// Whether the L2 cache has no room for both tensors, which [`Kernel::Resident`] is told.
     pub streams: bool,
@@ -328,6 +337,11 @@ pub(crate) struct Plan {
 impl Plan {
     pub fn blocks(self) -> usize {
         self.grid.0 as usize * self.grid.1 as usize
+    }
+
+    /// Of groups of threads, how many share a line without a cluster: those of the grid's second dimension, by which the kernel runs twice.
+    pub fn parts(self) -> usize {
+        self.grid.1 as usize
     }
 
     /// Whether its blocks wait for each other, beyond clusters: all must run at once.
@@ -540,6 +554,12 @@ const GROUP_SIDE_BY_SIDE: usize = 16;
 const GROUP_LEAST: usize = 8;
 /// Threads of a multiprocessor at once.
 const GROUP_RESIDENT: usize = 1024;
+/// Few lines are split over all of the GPU, in two kernels, if the threads of a cluster had so many elements each; over two blocks to a
+/// multiprocessor if their threads have, otherwise over one. In a program of its own, H100, copies, clusters and split, with a scale: 1 x 151936 f32
+/// (18 elements) 3.2 and 3.6, 1 x 500000 (61) 2.6 and 2.0, 1 x 16777217 8.6 and 1.9; one block and two: 1 x 500000 bf16 (7 and 3) 3.0 and 3.5,
+/// 1 x 4000000 (59 and 30) 3.15 and 3.14, 1 x 16777217 (248 and 124) 2.5 and 2.0. Clusters that have more than three quarters of the blocks for which
+/// there is room take turns: 64 x 151936 f32 in clusters of two 1.6, of four 2.4.
+const GROUP_SPLIT: usize = 48;
 
 /// Of log-sum-exp and losses, as `kernels/statistics.cu` and `loss_backward.cu` have them: packs of 16 bytes in flight for a thread.
 const LOSS_PACKS: usize = 4;
@@ -703,7 +723,10 @@ fn register_backward(lines: Lines, size: usize, device: DeviceFacts) -> Option<P
 /// The kernel for softmax with what models put around it, or for the gradients, of elements of `size` bytes.
 pub(crate) fn fused(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Plan {
     let backward = kind.backward;
-    let group = || group(Kernel::FusedGroup { backward }, lines, size, if backward { 2 } else { 1 }, device);
+    let scores = kind.scale_alone;
+    let kernel =
+        if lines.inner == 1 { Kernel::FusedRows { backward, scores } } else { Kernel::FusedGroup { backward, scores } };
+    let group = || group(kernel, lines, size, if backward { 2 } else { 1 }, device);
     let registers = || fused_registers(lines, kind, size, device);
     let cluster = || fused_cluster(lines, kind, size, device);
     let forced = match device.forced {
@@ -1143,13 +1166,21 @@ fn group(kernel: Kernel, lines: Lines, size: usize, again: usize, device: Device
         return plan;
     }
     // Several blocks where there are fewer groups than multiprocessors, each of whose threads has something to do, and that a thread merges;
-    // and twice as many if that is a lot to do.
+    // and twice as many if that is a lot to do and they need not take turns.
+    let room = 2 * device.multiprocessors / groups;
     let most = (GROUP_BLOCK / across).min(largest);
     let blocks = (device.multiprocessors / groups).min(elements.div_ceil(GROUP_BLOCK * GROUP_TILE)).min(most);
     let blocks = cluster_of(blocks, device);
-    let twice = 2 * blocks <= most && blocks * groups <= device.multiprocessors;
+    let twice = 2 * blocks <= most.min(if room < 4 { room } else { room * 3 / 4 });
     let much = elements >= 2 * blocks * GROUP_BLOCK * GROUP_ELEMENTS;
-    in_clusters(plan, if twice && much { 2 * blocks } else { blocks })
+    let blocks = if twice && much { 2 * blocks } else { blocks };
+    let of_thread = |blocks: usize| elements / (GROUP_BLOCK * blocks);
+    let splits = matches!(kernel, Kernel::BackwardGroup | Kernel::FusedGroup { .. } | Kernel::FusedRows { .. });
+    if splits && groups <= device.multiprocessors / 8 && of_thread(blocks) >= GROUP_SPLIT {
+        let parts = if of_thread(room) >= GROUP_SPLIT { room } else { room / 2 };
+        return Plan { grid: (plan.grid.0, parts as u32), ..plan };
+    }
+    in_clusters(plan, blocks)
 }
 
 /// The blocks of a cluster for each of few contiguous lines, of which a multiprocessor has so many `at_once`, without a second round of clusters:
@@ -2111,11 +2142,13 @@ mod tests {
             whole: true,
             queries: 0,
             scores: false,
+            scale_alone: false,
             masked: false,
             tiles: true,
             narrow: true,
         };
         let any = FusedKind { whole: false, ..packs };
+        let alone = FusedKind { scale_alone: true, ..any };
         let scores = FusedKind { scores: true, ..packs };
         let gradients = FusedKind { backward: true, ..scores };
         let masked = FusedKind { scores: true, masked: true, ..any };
@@ -2150,10 +2183,15 @@ mod tests {
             (lines(64, 2048, 1), scores, TURING, Kernel::FusedBlock { backward, lines: of }),
             (lines(64, 1024, 1), scores, HOPPER, Kernel::FusedWarp { backward, lines: of }),
             (lines(64, 8200, 1), packs, HOPPER, Kernel::FusedCluster),
-            (lines(64, 8200, 1), packs, TURING, Kernel::FusedGroup { backward }),
+            (lines(64, 8200, 1), packs, TURING, Kernel::FusedRows { backward, scores: false }),
             (lines(64, 2000, 1), any, TURING, Kernel::FusedTile { backward, scores: false }),
             (lines(64, 77, 1), any, HOPPER, Kernel::FusedTile { backward, scores: false }),
-            (lines(64, 77, 1), FusedKind { tiles: false, ..any }, HOPPER, Kernel::FusedGroup { backward }),
+            (
+                lines(64, 77, 1),
+                FusedKind { tiles: false, ..any },
+                HOPPER,
+                Kernel::FusedRows { backward, scores: false },
+            ),
             (lines(64, 77, 1), FusedKind { scores: true, ..any }, HOPPER, Kernel::FusedTile { backward, scores: true }),
             (
                 lines(64, 77, 1),
@@ -2164,12 +2202,24 @@ mod tests {
             (lines(64, 257, 1), masked, HOPPER, Kernel::FusedTile { backward, scores: false }),
             (lines(64, 333, 1), masked, HOPPER, Kernel::FusedTile { backward, scores: true }),
             (lines(64, 20_480, 1), any, HOPPER, Kernel::FusedTile { backward, scores: false }),
-            (lines(64, 20_483, 1), any, HOPPER, Kernel::FusedGroup { backward }),
+            (lines(64, 20_483, 1), any, HOPPER, Kernel::FusedRows { backward, scores: false }),
             (lines(64, 77, 1), FusedKind { backward: true, ..any }, HOPPER, gradients_of_any),
-            (lines(64, 10_243, 1), FusedKind { backward: true, ..any }, HOPPER, Kernel::FusedGroup { backward: true }),
+            (
+                lines(64, 10_243, 1),
+                FusedKind { backward: true, ..any },
+                HOPPER,
+                Kernel::FusedRows { backward: true, scores: false },
+            ),
             (lines(64, 8195, 1), FusedKind { backward: true, ..masked }, HOPPER, scores_of_gradients),
-            (lines(1 << 20, 512, 1), FusedKind { narrow: false, ..packs }, HOPPER, Kernel::FusedGroup { backward }),
-            (lines(64, 100, 64), any, HOPPER, Kernel::FusedGroup { backward }),
+            (
+                lines(1 << 20, 512, 1),
+                FusedKind { narrow: false, ..packs },
+                HOPPER,
+                Kernel::FusedRows { backward, scores: false },
+            ),
+            (lines(64, 100, 64), any, HOPPER, Kernel::FusedGroup { backward, scores: false }),
+            (lines(64, 100, 64), alone, HOPPER, Kernel::FusedGroup { backward, scores: true }),
+            (lines(64, 50_257, 1), alone, TURING, Kernel::FusedRows { backward, scores: true }),
         ] {
             assert_eq!(fused(lines, kind, 2, device).kernel, kernel, "{lines:?} {kind:?}");
         }
@@ -2201,6 +2251,7 @@ mod tests {
                     whole,
                     queries: if size == 8 || outer == 129 { 100 } else { 0 },
                     scores: outer != 128,
+                    scale_alone: outer == 128,
                     masked: outer == 129,
                     tiles: outer != 31,
                     narrow: lines.count() < 1 << 32,
@@ -2252,7 +2303,7 @@ mod tests {
                         assert!(fused_cluster_count(size) * block * cluster >= len, "{what}");
                         assert!(whole && !backward && grid == lines.count() * cluster, "{what}");
                     }
-                    Kernel::FusedGroup { .. } => check_group(lines, plan),
+                    Kernel::FusedGroup { .. } | Kernel::FusedRows { .. } => check_group(lines, plan),
                     _ => {}
                 }
             }
@@ -2324,21 +2375,29 @@ mod tests {
         let plan = |outer, len, inner| {
             let plan = group(Kernel::BackwardGroup, lines(outer, len, inner), 2, 2, HOPPER);
             let (threads, across) = threads_and_across(plan.parameter);
-            (threads, across, plan.cluster)
+            (threads, across, plan.cluster, plan.parts())
         };
-        assert_eq!(plan(1 << 20, 2, 2), (1, 1, 1));
-        assert_eq!(plan(100_000, 3, 5), (1, 1, 1));
-        assert_eq!(plan(1 << 18, 128, 2), (16, 2, 1));
-        assert_eq!(plan(1 << 16, 21, 64), (1, 1, 1));
-        assert_eq!(plan(8191, 4097, 1), (128, 1, 1));
-        assert_eq!(plan(64, 1000, 128), (512, 32, 1));
-        assert_eq!(plan(1, 4096, 4096), (512, 32, 2));
-        assert_eq!(plan(4096, 50_257, 1), (512, 1, 1));
-        assert_eq!(plan(1, 50_257, 1), (512, 1, 16));
-        assert_eq!(plan(1, 1 << 20, 60), (512, 30, 16));
-        assert_eq!(plan(1, 100_000, 64), (512, 16, 16));
-        assert_eq!(plan(64, 32_000, 1), (512, 1, 2));
-        assert_eq!(group(Kernel::BackwardGroup, lines(1, 50_257, 1), 4, 2, TURING).cluster, 1);
+        assert_eq!(plan(1 << 20, 2, 2), (1, 1, 1, 1));
+        assert_eq!(plan(100_000, 3, 5), (1, 1, 1, 1));
+        assert_eq!(plan(1 << 18, 128, 2), (16, 2, 1, 1));
+        assert_eq!(plan(1 << 16, 21, 64), (1, 1, 1, 1));
+        assert_eq!(plan(8191, 4097, 1), (128, 1, 1, 1));
+        assert_eq!(plan(64, 1000, 128), (512, 32, 1, 1));
+        assert_eq!(plan(1, 4096, 4096), (512, 32, 2, 1));
+        assert_eq!(plan(4096, 50_257, 1), (512, 1, 1, 1));
+        assert_eq!(plan(64, 32_000, 1), (512, 1, 2, 1));
+        assert_eq!(plan(64, 151_936, 1), (512, 1, 2, 1));
+        assert_eq!(plan(1, 151_936, 1), (512, 1, 16, 1));
+        assert_eq!(plan(1, 500_000, 1), (512, 1, 1, 132));
+        assert_eq!(plan(1, 1 << 24, 1), (512, 1, 1, 264));
+        assert_eq!(plan(8, 1_000_000, 1), (512, 1, 1, 33));
+        assert_eq!(plan(1, 100_000, 64), (512, 16, 1, 33));
+        assert_eq!(plan(1, 1 << 20, 60), (512, 30, 1, 132));
+        let statistics = group(Kernel::StatisticsColumns, lines(1, 1 << 20, 60), 2, 0, HOPPER);
+        assert_eq!((statistics.cluster, statistics.parts()), (16, 1));
+        let of_turing = |len| group(Kernel::BackwardGroup, lines(1, len, 1), 4, 2, TURING);
+        assert_eq!((of_turing(20_000).cluster, of_turing(20_000).parts()), (1, 1));
+        assert!(of_turing(1_000_000).parts() > TURING.multiprocessors / 2);
         // Of f32 twice as many threads have a line, so that half as many lines are in the cache.
         let of_f32 = group(Kernel::BackwardGroup, lines(8191, 4097, 1), 4, 2, HOPPER);
         assert_eq!(of_f32.parameter, group_shape(256, 1));
@@ -2371,6 +2430,8 @@ mod tests {
         assert!(across <= threads && block.is_multiple_of(threads) && block <= GROUP_BLOCK, "{what}");
         assert!(grid.is_multiple_of(cluster) && cluster.is_power_of_two() && cluster <= WIDE_CLUSTER, "{what}");
         assert!(cluster == 1 || (threads == block && cluster * across <= threads), "{what}");
+        let apart = plan.kernel == Kernel::LossBackwardColumns || cluster == 1 && threads == block;
+        assert!(plan.parts() == 1 || (apart && plan.parts() < 1 << 16), "{what}");
         let groups = group_count(lines, plan.parameter);
         assert!(groups * across >= lines.count(), "{what}");
         assert!(grid / cluster * (block / threads) >= groups || grid > MAX_GRID - cluster, "{what}");

@@ -785,6 +785,26 @@ fn long_lines() -> Result<()> {
     Ok(())
 }
 
+/// Lines so few and long that all of a GPU shares each of them, contiguous and side by side.
+#[test]
+fn few_lines_that_a_gpu_shares() -> Result<()> {
+    for (shape, dim) in [([1, 2, 410_001], 2), ([1, 140_003, 3], 1)] {
+        for (dtype, out) in [(DType::F32, DType::F16), (DType::BF16, DType::F32)] {
+            let plain = Case { dim, scale: 0.5, before: 1, ..Case::new(make(&shape, 3.0, 23, dtype)?) };
+            let along = if dim == 1 { vec![shape[dim], 1] } else { vec![shape[dim]] };
+            let bias = Some(make(&along, 1.0, 24, dtype)?);
+            check(&Case { bias, mask: Some(mask(&shape, 25)?), dropout: Some((0.1, 26)), ..plain.clone() })?;
+            check(&Case { log: true, softcap: Some(5.0), out, ..plain.clone() })?;
+            check(&Case { dropout: Some((0.3, 27)), out, ..plain.clone() })?;
+            if dim == 2 {
+                let sinks = Some(make(&[1], 2.0, 28, dtype)?);
+                check(&Case { window: Some((200_003, 0)), sinks, ..plain })?;
+            }
+        }
+    }
+    Ok(())
+}
+
 #[derive(Clone, Debug)]
 struct Drawn {
     shape: Vec<usize>,

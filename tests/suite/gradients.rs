@@ -109,7 +109,8 @@ fn formula_in_every_dtype() -> Result<()> {
     Ok(())
 }
 
-/// Rows of any length side by side: shared by a part of a warp, a warp and a block, and lines that are split over several blocks.
+/// Rows of any length side by side: shared by a part of a warp, a warp and a block, and lines that are split over several blocks,
+/// or over all of a GPU.
 #[test]
 fn lines_side_by_side() -> Result<()> {
     let shapes = [
@@ -128,6 +129,7 @@ fn lines_side_by_side() -> Result<()> {
         (300, 21, 65),
         (2, 30_000, 7),
         (1, 100_001, 4),
+        (1, 420_001, 1),
     ];
     for device in devices() {
         for dtype in DTYPES {
