@@ -8,7 +8,7 @@ use super::memory::{Elements, Scratch};
 use super::{run, run_units, Element, Pass, ScoresBackward, Softmaxed};
 use crate::lines::Lines;
 use crate::op::Output;
-use crate::state::{CompensatedSum, Merge, Number, Real, SoftmaxState};
+use crate::state::{CompensatedSum, Merge, Number, Real, SoftmaxState, Weighted};
 use std::ops::Range;
 
 /// So many vectors are added up plainly before the sum that compensates takes over.
@@ -729,25 +729,134 @@ impl<S: Simd, T: Element> Pass<S> for Backward<'_, T> {
     }
 }
 
+/// The gradients of scores in blocks of too many elements to keep their exponentials, and such as several threads share.
+struct LongScores<'a, T: Element> {
+    of: ScoresBackward<'a, T>,
+    narrow: Narrow,
+}
+
+impl<S: Simd, T: Element> Pass<S> for LongScores<'_, T> {
+    type Reduced = Weighted<T::Lanes<S>>;
+    const WIDTH: usize = MAX_LANES;
+
+    fn use_first(&self, elements: Range<usize>) {
+        self.of.out.use_first(elements)
+    }
+
+    #[inline(always)]
+    unsafe fn reduce(&self, block: usize, range: Range<usize>) -> Self::Reduced {
+        let (of, narrow) = (&self.of, &self.narrow);
+        let (start, elements) = narrow.span(block, &range);
+        let scale = T::Lanes::<S>::splat(of.scale);
+        let mut sums = Weighted::empty(of.output == Output::Probability);
+        let part = PLAINLY * narrow.cycle.lanes;
+        for first in (0..elements).step_by(part) {
+            let elements = part.min(elements - first);
+            let [scores, gs] = [&of.scores, &of.g].map(|from| from.at(start + first, elements).cast_const());
+            let mut dot = T::Lanes::<S>::splat(T::Real::ZERO);
+            // SAFETY of the block: the elements are there; the rest by the caller's promise.
+            unsafe {
+                let reference = sums.grow(narrow.maxima::<S, T>(scores, elements, scale));
+                let sum = narrow.exps::<S, T>(
+                    scores,
+                    elements,
+                    scale,
+                    reference,
+                    #[inline(always)]
+                    |at, _, exp| {
+                        S::prefetch(gs.wrapping_add(elements + at));
+                        let [_, g] = narrow.logit_and_gradient::<S, T>([scores, gs], elements, at, scale);
+                        dot = match of.output {
+                            Output::Probability => exp * g + dot,
+                            Output::LogProbability => g + dot,
+                        };
+                    },
+                );
+                let dot = if of.output == Output::Probability { dot.unscaled() } else { dot };
+                sums.add(sum.unscaled(), dot);
+            }
+        }
+        sums
+    }
+
+    #[inline(always)]
+    unsafe fn write(&self, block: usize, range: Range<usize>, sums: &Self::Reduced) {
+        let (of, narrow) = (&self.of, &self.narrow);
+        let (start, elements) = narrow.span(block, &range);
+        let [scores, gs] = [&of.scores, &of.g].map(|from| from.at(start, elements).cast_const());
+        let (out, scale) = (of.out.at(start, elements), T::Lanes::<S>::splat(of.scale));
+        let (zero, lowest) = (T::Lanes::<S>::splat(T::Real::ZERO), T::Lanes::<S>::splat(T::Real::LOWEST));
+        // All relative to the same.
+        let max = narrow.cycle.max(sums.state.max());
+        let relative = of.output == Output::Probability;
+        let mut whole = Weighted::from_parts(SoftmaxState::from_parts(max, zero), zero, relative);
+        whole.merge(*sums);
+        let (sum, dot) = (narrow.cycle.sum(whole.state.sum()), narrow.cycle.sum(whole.dot()));
+        let total = if relative { dot / sum } else { dot };
+        let reference = SoftmaxState::from_parts(max, zero).reference();
+        let max = max.or_greater(lowest);
+        let scaled = T::Lanes::<S>::splat(T::Real::ONE / T::Lanes::<S>::UNSCALE);
+        let inverse = Output::Probability.factor(sum / (max - reference).exp() * scaled);
+        narrow.each(
+            elements,
+            #[inline(always)]
+            |at| {
+                // SAFETY of the block: the elements are there; the rest by the caller's promise.
+                unsafe {
+                    let [z, g] = narrow.logit_and_gradient::<S, T>([scores, gs], elements, at, scale);
+                    let p = (z - max).scaled_exp() * inverse;
+                    let result = of.output.logit_gradient(p, g, total) * scale;
+                    narrow.write::<S, T>(z.if_less(lowest, zero, result), out, elements, at);
+                }
+            },
+        );
+    }
+}
+
+impl Narrow {
+    /// The vectors of logits and of their gradients from element `at` of so many on; those of what takes no part are 0.
+    ///
+    /// # Safety
+    /// As of [`read`](Self::read).
+    #[inline(always)]
+    unsafe fn logit_and_gradient<S: Simd, T: Element>(
+        &self,
+        [scores, gs]: [*const T; 2],
+        elements: usize,
+        at: usize,
+        scale: T::Lanes<S>,
+    ) -> [T::Lanes<S>; 2] {
+        let (zero, one) = (T::Lanes::<S>::splat(T::Real::ZERO), T::Lanes::<S>::splat(T::Real::ONE));
+        let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
+        // SAFETY: as promised by the caller.
+        unsafe {
+            let z = self.read::<S, T>(scores, elements, at, scale, T::Real::NEG_INFINITY);
+            let g = self.read::<S, T>(gs, elements, at, one, T::Real::ZERO);
+            [z, z.if_less(lowest, zero, g)]
+        }
+    }
+}
+
 impl<T: Element> ScoresBackward<'_, T> {
-    /// Takes the lines, if they [are taken so](Narrow::of) and are kept, and answers whether they are.
+    /// Takes the lines, if they [are taken so](Narrow::of), and answers whether they are.
     pub fn narrow<S: Simd>(&self) -> bool {
         let lines = self.lines;
         let block = lines.len * lines.inner;
-        let longest = longest::<T::Lanes<S>>(self.output);
-        let narrow = Narrow::of::<T::Lanes<S>>(lines, longest).filter(|_| block <= MOST_KEPT);
-        let use_first = |elements| self.out.use_first(elements);
-        if let Some(narrow) = narrow {
-            run_units::<S>(
-                lines.outer,
-                block,
-                Some(&use_first),
-                #[inline(always)]
-                // SAFETY: inside of `enter`, and each block is visited once.
-                |blocks| unsafe { self.blocks::<S>(&narrow, blocks) },
-            );
+        let Some(narrow) = Narrow::of::<T::Lanes<S>>(lines, longest::<T::Lanes<S>>(self.output)) else { return false };
+        if block > MOST_KEPT {
+            run::<S, _>(&LongScores { of: *self, narrow }, lines, true);
+            return true;
         }
-        narrow.is_some()
+        let use_first = |elements| self.out.use_first(elements);
+        run_units::<S>(
+            lines.outer,
+            block,
+            Some(&use_first),
+            #[inline(always)]
+            // SAFETY: inside of `enter`, and each block is visited once.
+            |blocks| unsafe { self.blocks::<S>(&narrow, blocks) },
+        );
+        true
     }
 
     /// # Safety
@@ -758,8 +867,7 @@ impl<T: Element> ScoresBackward<'_, T> {
         let [scores, gs] = [&self.scores, &self.g].map(|from| from.at(start, elements).cast_const());
         let (out, output, cycle) = (self.out.at(start, elements), self.output, &narrow.cycle);
         let scale = T::Lanes::<S>::splat(self.scale);
-        let (zero, one) = (T::Lanes::<S>::splat(T::Real::ZERO), T::Lanes::<S>::splat(T::Real::ONE));
-        let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
+        let (zero, lowest) = (T::Lanes::<S>::splat(T::Real::ZERO), T::Lanes::<S>::splat(T::Real::LOWEST));
         // SAFETY of the block: the elements are there; the rest by the caller's promise.
         unsafe {
             if narrow.tiny {
@@ -786,16 +894,11 @@ impl<T: Element> ScoresBackward<'_, T> {
             let kept: *mut T::Real = scratch.room(block + MAX_LANES);
             for start in (0..elements).step_by(block) {
                 let (scores, gs, out) = (scores.add(start), gs.add(start), out.add(start));
-                let logit = {
+                let both = {
                     #[inline(always)]
-                    |at| narrow.read::<S, T>(scores, block, at, scale, T::Real::NEG_INFINITY)
-                };
-                // Of what takes part.
-                let gradient = {
-                    #[inline(always)]
-                    |at, z: T::Lanes<S>| {
+                    |at| {
                         S::prefetch(gs.wrapping_add(block + at));
-                        z.if_less(lowest, zero, narrow.read::<S, T>(gs, block, at, one, T::Real::ZERO))
+                        narrow.logit_and_gradient::<S, T>([scores, gs], block, at, scale)
                     }
                 };
                 let max = cycle.max(narrow.maxima::<S, T>(scores, block, scale)).or_greater(lowest);
@@ -812,7 +915,7 @@ impl<T: Element> ScoresBackward<'_, T> {
                     block,
                     #[inline(always)]
                     |at| {
-                        let g = gradient(at, logit(at));
+                        let [_, g] = both(at);
                         match output {
                             Output::Probability => T::Lanes::<S>::load(kept.add(at)) * inverse * g,
                             Output::LogProbability => g,
@@ -825,9 +928,9 @@ impl<T: Element> ScoresBackward<'_, T> {
                     #[inline(always)]
                     |at| {
                         S::prefetch(out.wrapping_add(block + at));
-                        let z = logit(at);
+                        let [z, g] = both(at);
                         let p = T::Lanes::<S>::load(kept.add(at)) * inverse;
-                        let result = output.logit_gradient(p, gradient(at, z), total) * scale;
+                        let result = output.logit_gradient(p, g, total) * scale;
                         narrow.write::<S, T>(z.if_less(lowest, zero, result), out, block, at);
                     },
                 );

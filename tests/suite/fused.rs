@@ -409,6 +409,28 @@ fn short_lines_and_narrow_rows() -> Result<()> {
     Ok(())
 }
 
+/// A few long lines side by side, some of whose elements take no part, and whose maxima grow; so long that threads share them, too.
+#[test]
+fn long_lines_in_narrow_rows() -> Result<()> {
+    for (i, shape) in [[2, 9001, 2], [3, 6007, 3], [2, 2401, 7], [1, 90_001, 3]].into_iter().enumerate() {
+        let [_, len, inner] = shape;
+        let mut numbers = normal(shape.iter().product(), 3.0, i as u64 + 30);
+        for (j, number) in numbers.iter_mut().enumerate() {
+            *number += (j / inner % len) as f64 * 40.0 / len as f64;
+            if j % 11 == 3 || (j / (len * inner) == 1 && j % inner == 1) {
+                *number = f64::NEG_INFINITY;
+            }
+        }
+        for dtype in DTYPES {
+            let scores = tensor(&numbers, &shape, dtype, &Device::Cpu)?;
+            for (log, rows) in [(false, MaskedRows::Zero), (true, MaskedRows::Zero), (false, MaskedRows::Nan)] {
+                check(&Case { dim: 1, scale: 0.7, log, rows, before: i, ..Case::new(scores.clone()) })?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Scores that begin anywhere in memory, and gradients and results that do not begin where these do.
 #[test]
 fn scores_that_begin_at_any_element() -> Result<()> {
