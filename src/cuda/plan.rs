@@ -990,14 +990,8 @@ pub(crate) fn statistics(lines: Lines, elements: Elements, device: DeviceFacts) 
 /// The kernel for the gradient of a loss.
 pub(crate) fn loss_backward(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
     if lines.inner > 1 {
-        // Blocks that share rows need nothing of each other, and no clusters.
-        let plan = group(
-            Kernel::LossBackwardColumns,
-            lines,
-            elements.size,
-            0,
-            DeviceFacts { compute_capability: 75, ..device },
-        );
+        // Blocks that share rows need nothing of each other.
+        let plan = group(Kernel::LossBackwardColumns, lines, elements.size, 0, device);
         let (threads, across) = threads_and_across(plan.parameter);
         let rows = threads / across;
         let filling = 2 * GROUP_RESIDENT * device.multiprocessors / (threads * group_count(lines, plan.parameter));
@@ -1130,7 +1124,8 @@ pub(super) fn group_count(lines: Lines, shape: i32) -> usize {
 
 /// Groups of threads that share lines of elements of `size` bytes, of which so many tensors are read `again`.
 fn group(kernel: Kernel, lines: Lines, size: usize, again: usize, device: DeviceFacts) -> Plan {
-    let (resident, largest) = (GROUP_RESIDENT * device.multiprocessors, largest_cluster(device));
+    let resident = GROUP_RESIDENT * device.multiprocessors;
+    let largest = if kernel.may_have_clusters() { largest_cluster(device) } else { 1 };
     let count = |across: usize| lines.outer * lines.inner.div_ceil(across);
     let mut across = if lines.inner <= 2 * WARP { lines.inner } else { WARP };
     // Down to a sector where long lines are few
