@@ -261,24 +261,60 @@ trait Pass<S: Simd>: Sync {
     /// # Safety
     /// The CPU has the instructions of `S`, and no other thread is writing to the same units.
     #[inline(always)]
-    unsafe fn whole(&self, units: Range<usize>, len: usize) {
+    unsafe fn whole(&self, units: Range<usize>, len: usize)
+    where
+        Self: Sized,
+    {
         // SAFETY: as promised by the caller.
         unsafe { self.one_by_one(units, len) }
     }
 
-    /// The same in two steps for each, whatever [`whole`](Self::whole) does.
+    /// The same in two steps for each, whatever [`whole`](Self::whole) does: long ones, by the functions that parts of them are taken by.
     ///
     /// # Safety
     /// As of [`whole`](Self::whole).
     #[inline(always)]
-    unsafe fn one_by_one(&self, units: Range<usize>, len: usize) {
+    unsafe fn one_by_one(&self, units: Range<usize>, len: usize)
+    where
+        Self: Sized,
+    {
         for unit in units {
             // SAFETY: as promised by the caller.
             unsafe {
-                let reduced = self.reduce(unit, 0..len);
-                self.write(unit, 0..len, &reduced)
+                let reduced = reduce::<S, Self>(self, unit, 0..len);
+                write::<S, Self>(self, unit, 0..len, &reduced)
             }
         }
+    }
+}
+
+/// [`Pass::reduce`], [inside](Simd::enter).
+///
+/// # Safety
+/// As of that.
+#[inline(never)]
+unsafe fn reduce<S: Simd, P: Pass<S>>(pass: &P, unit: usize, range: Range<usize>) -> P::Reduced {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        S::enter(
+            #[inline(always)]
+            || pass.reduce(unit, range),
+        )
+    }
+}
+
+/// [`Pass::write`], [inside](Simd::enter).
+///
+/// # Safety
+/// As of that.
+#[inline(never)]
+unsafe fn write<S: Simd, P: Pass<S>>(pass: &P, unit: usize, range: Range<usize>, reduced: &P::Reduced) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        S::enter(
+            #[inline(always)]
+            || pass.write(unit, range, reduced),
+        )
     }
 }
 
@@ -359,12 +395,7 @@ fn run_parts<S: Simd, P: Pass<S>>(pass: &P, unit: usize, unit_elements: usize, p
     };
     each(&|i| {
         // SAFETY: the level is one that the CPU has.
-        let part = unsafe {
-            S::enter(
-                #[inline(always)]
-                || pass.reduce(unit, parts[i].clone()),
-            )
-        };
+        let part = unsafe { reduce::<S, P>(pass, unit, parts[i].clone()) };
         // Nobody else sets it.
         let _ = reduced[i].set(part);
     });
@@ -381,11 +412,6 @@ fn run_parts<S: Simd, P: Pass<S>>(pass: &P, unit: usize, unit_elements: usize, p
     let Some(whole) = reduced.into_iter().filter_map(OnceLock::into_inner).reduce(merge) else { return };
     each(&|i| {
         // SAFETY: the level is one that the CPU has, and the parts do not overlap.
-        unsafe {
-            S::enter(
-                #[inline(always)]
-                || pass.write(unit, parts[i].clone(), &whole),
-            )
-        }
+        unsafe { write::<S, P>(pass, unit, parts[i].clone(), &whole) }
     })
 }

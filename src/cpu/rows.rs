@@ -733,10 +733,7 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
                 match keep {
                     Keep::InOutput => self.long::<S>(line, len, self.0.out.at(line * len, len).cast()),
                     Keep::Aside => self.long::<S>(line, len, aside.room(len)),
-                    Keep::Nowhere => {
-                        let state = Pass::<S>::reduce(self, line, 0..len);
-                        Pass::<S>::write(self, line, 0..len, &state)
-                    }
+                    Keep::Nowhere => Pass::<S>::one_by_one(self, line..line + 1, len),
                 }
             }
         }

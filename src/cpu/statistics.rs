@@ -444,8 +444,7 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
             // SAFETY of the block: the elements are there; the rest by the caller's promise.
             unsafe {
                 if ignored || len > BLOCK_VECTORS * T::Lanes::<S>::COUNT {
-                    let part = Pass::<S>::reduce(self, line, 0..len);
-                    Pass::<S>::write(self, line, 0..len, &part);
+                    Pass::<S>::one_by_one(self, line..line + 1, len);
                     continue;
                 }
                 let xs: *const T = self.0.src.at(line * len, len);
@@ -884,6 +883,14 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Backward<'_, T>> {
                 );
             }
             self.0.write_target::<S>(line, &range, start);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn whole(&self, lines: Range<usize>, len: usize) {
+        for line in lines {
+            // SAFETY: as promised by the caller.
+            unsafe { Pass::<S>::write(self, line, 0..len, &()) }
         }
     }
 }

@@ -259,7 +259,7 @@ impl<T: Element> Columns<'_, T> {
                     move |of, j, i, count| read(of, j, i, count) * scale,
                     ahead,
                 ),
-                (None, true, false) if neighbours => self.rows::<S>(
+                (None, true, false) if S::SPECIALISED && neighbours => self.rows::<S>(
                     side,
                     range,
                     todo,
@@ -267,7 +267,7 @@ impl<T: Element> Columns<'_, T> {
                     move |of, j, i, count| read(of, j, i, count).mul_add(scale, read_bias(of, j, i, count)),
                     bias_ahead,
                 ),
-                (Some([inverse, cap]), false, false) => self.rows::<S>(
+                (Some([inverse, cap]), false, false) if S::SPECIALISED => self.rows::<S>(
                     side,
                     range,
                     todo,
@@ -275,7 +275,7 @@ impl<T: Element> Columns<'_, T> {
                     move |of, j, i, count| (read(of, j, i, count) * inverse).tanh() * cap,
                     ahead,
                 ),
-                (None, false, true) => self.rows::<S>(
+                (None, false, true) if S::SPECIALISED => self.rows::<S>(
                     side,
                     range,
                     todo,

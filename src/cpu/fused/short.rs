@@ -25,9 +25,13 @@ use std::ops::Range;
 /// AVX2 1.04).
 const BATCH_LINE: usize = 256;
 
-/// Whether lines of this length are. Those of f64s are not: they are not worth code of their own.
+/// Whether short lines of this type are. Those of f64s are not: they are not worth code of their own.
+const fn has_batches<T: Element>() -> bool {
+    size_of::<T::Real>() == 4
+}
+/// Whether lines of this length are.
 fn is_batched<T: Element>(len: usize) -> bool {
-    len <= BATCH_LINE && size_of::<T::Real>() == 4
+    has_batches::<T>() && len <= BATCH_LINE
 }
 /// What three batches need room for, in numbers of 4 bytes.
 const BATCHES: usize = IN_BATCHES * three_apart::<f32>(BATCH_BYTES / 4);
@@ -184,11 +188,16 @@ struct Widened<R> {
 }
 
 impl<R: Real> Widened<R> {
-    /// Whether it is to be so.
+    /// Whether there is any that is to be so.
+    const fn serves_any<S: Simd, T: Element<Real = R>>() -> bool {
+        size_of::<T>() < size_of::<R>() && T::Lanes::<S>::SATURATES
+    }
+
+    /// Whether this one is.
     fn serves<S: Simd, T: Element<Real = R>>(call: &Call<T>, len: usize) -> bool {
         let Call { options, geometry, .. } = call;
         let [.., shared, last] = geometry.axes.as_slice() else { return false };
-        let half = size_of::<T>() < size_of::<R>() && T::Lanes::<S>::SATURATES && is_batched::<T>(len);
+        let half = Self::serves_any::<S, T>() && is_batched::<T>(len);
         let alone = call.mask.is_none() && options.window.is_none() && call.cap.is_none();
         let fits =
             last.size >= MAX_LANES && last.size * len <= MOST_WIDENED && len.is_multiple_of(T::Lanes::<S>::COUNT);
@@ -576,6 +585,12 @@ unsafe fn logits_sum<S: Simd, T: Element>(
     )
 }
 
+/// Logits minus a reference, and −∞ in the lanes behind `count` elements.
+#[inline(always)]
+fn of_line<V: Lanes>(above: Above<V>, count: usize) -> Above<V> {
+    Above { logits: first_lanes(count, above.logits), ..above }
+}
+
 /// Lines whose maxima, and whose sums, are one vector: the steps from a vector to one number are shared.
 struct Batch<'a, S: Simd, T: Element> {
     call: &'a Call<'a, T>,
@@ -763,38 +778,45 @@ impl<T: Element> Rows<'_, T> {
                 }
             };
             let nothing = |_: &Source<T>, _: usize| ();
-            // Where there is a number for all of a line it is added by the last of them.
+            // Where there is a number for all of a line it is added by the last of them, which makes any logits. What a condition begins with
+            // is known when the code is made: others than these are not made for vectors that never ask for them.
             let alone = self.call.bias.is_none();
             match (cap, bias, mask, limited) {
                 (None, false, false, false) if alone => {
                     self.choose::<S, true, NOTHING>(lines, len, out, nothing, unmasked)
                 }
-                (None, true, false, false) if bias_streams => {
+                (None, true, false, false) if S::SPECIALISED && (bias_streams || !S::PREFETCHES) => {
                     self.choose::<S, true, FAR_AWAY>(lines, len, out, bias_ahead, biased)
                 }
-                (None, true, false, false) if Widened::serves::<S, T>(&self.call, len) => {
-                    self.choose::<S, true, NOTHING>(lines, len, out, nothing, widened)
+                (None, true, false, false)
+                    if const { Widened::<T::Real>::serves_any::<S, T>() }
+                        && Widened::serves::<S, T>(&self.call, len) =>
+                {
+                    self.at_once_of::<S, NOTHING>(lines, len, out, nothing, widened)
                 }
-                (None, true, false, false) => self.choose::<S, true, NEARBY>(lines, len, out, bias_ahead, biased),
-                (None, false, true, false) if alone && windowed => {
+                (None, true, false, false) if S::PREFETCHES => {
+                    self.choose::<S, true, NEARBY>(lines, len, out, bias_ahead, biased)
+                }
+                (None, false, true, false) if T::Lanes::<S>::SATURATES && alone && windowed => {
                     self.choose::<S, true, WINDOW>(lines, len, out, nothing, masked)
                 }
-                (None, false, true, false) if alone => {
+                (None, false, true, false) if S::SPECIALISED && alone => {
                     self.choose::<S, true, NOTHING>(lines, len, out, nothing, masked)
                 }
-                (None, false, false, true) if alone => {
+                (None, false, false, true) if S::SPECIALISED && !T::Lanes::<S>::MASKS_BYTES && alone => {
                     self.choose::<S, true, NOTHING>(lines, len, out, nothing, limited_logits)
                 }
-                (Some([inverse, cap]), false, false, false) if alone => self.choose::<S, false, NOTHING>(
-                    lines,
-                    len,
-                    out,
-                    nothing,
-                    #[inline(always)]
-                    move |of, i, count, above| {
-                        Above::all((read(of, i, count) * inverse).tanh().mul_add(cap, zero - above))
-                    },
-                ),
+                (Some([inverse, cap]), false, false, false) if S::SPECIALISED && alone => self
+                    .choose::<S, false, NOTHING>(
+                        lines,
+                        len,
+                        out,
+                        nothing,
+                        #[inline(always)]
+                        move |of, i, count, above| {
+                            Above::all((read(of, i, count) * inverse).tanh().mul_add(cap, zero - above))
+                        },
+                    ),
                 (cap, ..) => self.choose::<S, false, FAR_AWAY>(
                     lines,
                     len,
@@ -842,56 +864,41 @@ impl<T: Element> Rows<'_, T> {
         beside: impl Fn(&Source<T>, usize) + Copy,
         above: impl Fn(&Source<T>, usize, usize, T::Lanes<S>) -> Above<T::Lanes<S>> + Copy,
     ) {
-        let above = {
+        let zero = T::Lanes::<S>::splat(T::Real::ZERO);
+        let in_line = {
             #[inline(always)]
             move |source: &Source<T>, i: usize, count: usize, reference| {
-                let above = above(source, i, count, reference);
-                Above { logits: first_lanes(count, above.logits), ..above }
+                of_line(above(source, i, count, reference), count)
             }
         };
-        let zero = T::Lanes::<S>::splat(T::Real::ZERO);
         let logit = {
             #[inline(always)]
             // SAFETY: as promised by the caller.
-            move |source: &Source<T>, i: usize, count: usize| unsafe { above(source, i, count, zero).values() }
+            move |source: &Source<T>, i: usize, count: usize| unsafe { in_line(source, i, count, zero).values() }
         };
-        let scores_ahead = {
-            #[inline(always)]
-            move |source: &Source<T>, i: usize| S::prefetch(source.scores.wrapping_add(i))
-        };
-        let ask = {
-            #[inline(always)]
-            move |source: &Source<T>, i: usize| {
-                scores_ahead(source, i);
-                if BESIDE == FAR_AWAY {
-                    beside(source, i);
-                }
-            }
-        };
+        let ask = Self::asking::<S, BESIDE>(beside);
         // SAFETY: as promised by the caller.
         unsafe {
-            if T::Lanes::<S>::SATURATES && (TOGETHER || len > BATCH_LINE) {
-                match (len, leaves_caches(&out) || streams::<S, T>(Some(&self.call.scores), &out, len)) {
-                    (SHORT, true) => self.at_once::<S, SHORT, true, BESIDE>(lines, len, out, ask, above),
-                    (SHORT, false) => self.at_once::<S, SHORT, false, BESIDE>(lines, len, out, ask, above),
-                    (..=BATCH_LINE, true) => self.at_once::<S, 0, true, BESIDE>(lines, len, out, ask, above),
-                    (..=BATCH_LINE, false) => self.at_once::<S, 0, false, BESIDE>(lines, len, out, ask, above),
-                    _ if len <= most_kept::<S, T>() => {
-                        // What is nearby, not as far ahead: 8 × 16 × 512 × 512 f32s with a bias that heads share 13.1 ms, not asked
-                        // for 13.4.
-                        let back = if BESIDE == NEARBY { self.call.ahead() - ahead::<T>() } else { 0 };
-                        let ask_all = {
-                            #[inline(always)]
-                            move |source: &Source<T>, i: usize| {
-                                scores_ahead(source, i);
-                                beside(source, i.wrapping_sub(back));
-                            }
-                        };
-                        self.sampled::<S, BESIDE>(lines, len, out, ask_all, above)
-                    }
-                    _ => self.long_of_neighbours::<S>(lines, len, out, ask, logit),
+            if T::Lanes::<S>::SATURATES && TOGETHER && len <= BATCH_LINE {
+                self.at_once_of::<S, BESIDE>(lines, len, out, beside, above)
+            } else if T::Lanes::<S>::SATURATES && (TOGETHER || len > BATCH_LINE) {
+                // Those in windows are no longer.
+                if BESIDE == WINDOW || len <= most_kept::<S, T>() {
+                    // What is nearby, not as far ahead: 8 × 16 × 512 × 512 f32s with a bias that heads share 13.1 ms, not asked
+                    // for 13.4.
+                    let back = if BESIDE == NEARBY { self.call.ahead() - ahead::<T>() } else { 0 };
+                    let ask_all = {
+                        #[inline(always)]
+                        move |source: &Source<T>, i: usize| {
+                            S::prefetch(source.scores.wrapping_add(i));
+                            beside(source, i.wrapping_sub(back));
+                        }
+                    };
+                    self.sampled::<S, BESIDE>(lines, len, out, ask_all, in_line)
+                } else {
+                    self.long_of_neighbours::<S>(lines, len, out, ask, logit)
                 }
-            } else if is_batched::<T>(len) {
+            } else if const { has_batches::<T>() } && len <= BATCH_LINE {
                 // A loop of its own for each: with a distance that is no constant lines of 64 f32s with a bias took 1.06 times as long.
                 match (len, S::PREFETCHES && leaves_caches(&out)) {
                     (SHORT, true) => self.in_batches::<S, SHORT, true>(lines, len, out, ask, logit),
@@ -901,6 +908,51 @@ impl<T: Element> Rows<'_, T> {
                 }
             } else {
                 self.in_turns::<S>(lines, len, out, ask, logit)
+            }
+        }
+    }
+
+    /// What asks for a line's scores, and for what is far away beside them.
+    #[inline(always)]
+    fn asking<S: Simd, const BESIDE: u8>(
+        beside: impl Fn(&Source<T>, usize) + Copy,
+    ) -> impl Fn(&Source<T>, usize) + Copy {
+        #[inline(always)]
+        move |source, i| {
+            S::prefetch(source.scores.wrapping_add(i));
+            if BESIDE == FAR_AWAY {
+                beside(source, i);
+            }
+        }
+    }
+
+    /// Lines of up to [`BATCH_LINE`] elements that are read once. `above`, `beside` and `BESIDE`: as of [`choose`](Self::choose).
+    ///
+    /// # Safety
+    /// As of [`short`](Self::short), with vectors that [saturate](Lanes::SATURATES).
+    #[inline(always)]
+    unsafe fn at_once_of<S: Simd, const BESIDE: u8>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        beside: impl Fn(&Source<T>, usize) + Copy,
+        above: impl Fn(&Source<T>, usize, usize, T::Lanes<S>) -> Above<T::Lanes<S>> + Copy,
+    ) {
+        let ask = Self::asking::<S, BESIDE>(beside);
+        let above = {
+            #[inline(always)]
+            move |source: &Source<T>, i: usize, count: usize, reference| {
+                of_line(above(source, i, count, reference), count)
+            }
+        };
+        // SAFETY: as promised by the caller.
+        unsafe {
+            match (len, leaves_caches(&out) || streams::<S, T>(Some(&self.call.scores), &out, len)) {
+                (SHORT, true) => self.at_once::<S, SHORT, true, BESIDE>(lines, len, out, ask, above),
+                (SHORT, false) => self.at_once::<S, SHORT, false, BESIDE>(lines, len, out, ask, above),
+                (_, true) => self.at_once::<S, 0, true, BESIDE>(lines, len, out, ask, above),
+                (_, false) => self.at_once::<S, 0, false, BESIDE>(lines, len, out, ask, above),
             }
         }
     }
