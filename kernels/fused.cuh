@@ -48,8 +48,8 @@ struct Fused {
     int32_t axes;                        // that move anything but along the scores; the last varies fastest
     Axis axis[MAX_AXES];
     // So many lines, so many lines apart, read the same of what is added or masked, and blocks side by side take them; 0 where it
-    // is not so.
-    ExactDivisor sharers, apart;
+    // is not so. And so many neighbours are masked alike, whose tiles are to share the mask.
+    ExactDivisor sharers, apart, alike;
 
     // The L2 cache is left to what other lines read again much later: (8, 16, 2048, 2048) f32 with a bias for all heads, its lines
     // as they are numbered 1.19, with plain accesses 1.43; those that share it side by side 1.18, with plain accesses 1.11.
@@ -57,7 +57,7 @@ struct Fused {
         return EitherAccess((adds == EACH || masks == EACH) && sharers.size == 0);
     }
 };
-static_assert(sizeof(Fused<float>) == 576 && sizeof(Fused<double>) == 592, "as src/cuda/fused.rs lays it out");
+static_assert(sizeof(Fused<float>) == 592 && sizeof(Fused<double>) == 608, "as src/cuda/fused.rs lays it out");
 
 // A line: where its elements are in each tensor, and which keys are in its window.
 struct Place {

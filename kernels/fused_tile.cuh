@@ -101,6 +101,27 @@ __device__ __forceinline__ void write_shared(uint32_t to, U unit) {
     else asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(reinterpret_cast<const uint32_t&>(unit)) : "memory");
 }
 
+// A mask that all lines of a tile share, in shared memory: for each unit of half precision the bits that it keeps. Units begin at the even
+// places of a line or at the odd ones, as it lies in its tile; behind those of either are the ends.
+struct MaskRow {
+    uint32_t units;  // their address; 0 where there is none
+
+    static __device__ __forceinline__ uint32_t kept(bool low, bool high) { return (low ? 0xffffu : 0) | (high ? 0xffff0000u : 0); }
+
+    // The first `threads` of a block call this, before a barrier.
+    __device__ __forceinline__ void fill(const uint8_t* mask, int len, int threads) const {
+        for (int j = 2 * threadIdx.x; j + 1 < len; j += 2 * threads) {
+            const bool low = mask[j], high = mask[j + 1], next = j + 2 < len && mask[j + 2];
+            write_shared(at(j, len), kept(low, high));
+            write_shared(at(j + 1, len), kept(high, next));
+        }
+        if (threadIdx.x == 0) write_shared(units + len / 2 * 8, kept(mask[0], mask[len - 1]));
+    }
+    // Where the unit is that begins at this place of the line, with those behind it.
+    __device__ __forceinline__ uint32_t at(int j, int len) const { return units + 4 * (j % 2 * (len / 2) + j / 2); }
+    __device__ __forceinline__ uint32_t ends(int len) const { return read_shared<uint32_t>(units + len / 2 * 8); }
+};
+
 // The threads that share a line: 2^shift of a warp, or, where shift is WHOLE_BLOCK, a block.
 constexpr int WHOLE_BLOCK = 6;
 template <typename R>
@@ -136,6 +157,19 @@ struct TileGroup {
 template <bool VALUE>
 struct Constant {
     __host__ __device__ constexpr operator bool() const { return VALUE; }
+};
+
+// What was read for the elements of a unit: for each by itself or, IN_PAIRS, for two of half precision as one word.
+template <typename P, int PER_UNIT, bool IN_PAIRS>
+struct UnitRead {
+    using Word = std::conditional_t<!IN_PAIRS, P, std::conditional_t<sizeof(P) == 1, uint16_t, uint32_t>>;
+    Word words[IN_PAIRS ? 1 : PER_UNIT];
+
+    // Whether a mask that was read lets element i of the unit take part
+    __device__ __forceinline__ bool takes(int i) const {
+        if constexpr (IN_PAIRS) return words[0] & 0xffu << i * 8;
+        else return words[i];
+    }
 };
 
 // Which elements of a line in a tile are one thread's: up to WORDS units of 4 bytes (f64: elements), as far from each other as there are
@@ -199,35 +233,20 @@ struct TilePlaces {
         });
         if (PER_UNIT > 1) f(WORDS);
     }
-    // Calls f(n, read) with the place n in z of each element, and what was read for it at so many bytes times its place in the line:
-    // several are asked for before one is waited for.
-    template <typename P, typename F>
-    __device__ __forceinline__ void each_read(const P* from, int64_t distance_between, F f) const {
-        const auto distance = static_cast<uint32_t>(distance_between);
-        const auto at = [&, begin = global_address(from)](int j) { return address_at(begin, j, distance); };
-        const uint64_t step_distance = uint64_t(step) * distance;
-        uint64_t next = at(first);  // of the whole fews
-        each_few_units([&](auto whole, int few, int j) {
-            P found[FEW * PER_UNIT];
-            uint64_t unit_at = whole ? next : at(j);
-#pragma unroll
-            for (int k = 0; k < FEW; k++, j += step, unit_at += step_distance) {
-                uint64_t element_at = unit_at;
-#pragma unroll
-                for (int i = 0; i < PER_UNIT; i++, element_at += distance) {
-                    P& own = found[k * PER_UNIT + i];
-                    if constexpr (whole) own = read_global<P>(element_at);
-                    else own = read_below<P>(j, units, element_at);
-                }
+    // Calls f(k, read) with the place k in `held` of each unit or, the last one, of the ends, and what was read for it at so many bytes times its
+    // place in the line: several are asked for before one is waited for. Answers whether that was IN_PAIRS, which all threads of a warp are to
+    // be able to: 256 x 16 x 77 x 77 bf16 with a bias for each head 42 us, by two bytes at a time 50.
+    template <bool IN_PAIRS, typename P, typename F>
+    __device__ __forceinline__ bool each_read(const P* from, int64_t distance, F f) const {
+        if constexpr (IN_PAIRS) {
+            const bool lies_so = distance == sizeof(P) && reinterpret_cast<uintptr_t>(from + first) % (2 * sizeof(P)) == 0;
+            if (__all_sync(~0u, lies_so)) {
+                each_read_as<UnitRead<P, PER_UNIT, true>>(from, sizeof(P), f);
+                return true;
             }
-            if (whole) next = unit_at;
-#pragma unroll
-            for (int n = 0; n < FEW * PER_UNIT; n++) f(few * PER_UNIT + n, found[n]);
-        });
-        if constexpr (PER_UNIT > 1) {
-            f(COUNT - 2, read_below<P>(0, has_first, at(0)));
-            f(COUNT - 1, read_below<P>(0, has_last, at(len - 1)));
         }
+        each_read_as<UnitRead<P, PER_UNIT, false>>(from, distance, f);
+        return false;
     }
     // Calls f with each place in z where there may be an element.
     template <typename F>
@@ -253,6 +272,36 @@ struct TilePlaces {
         if constexpr (PER_UNIT > 1) {
             if (has_first) f(WORDS * PER_UNIT, 0);
             if (has_last) f(WORDS * PER_UNIT + 1, len - 1);
+        }
+    }
+
+    template <typename Read, typename P, typename F>
+    __device__ __forceinline__ void each_read_as(const P* from, int64_t distance_between, F f) const {
+        using Word = typename Read::Word;
+        constexpr int PER_READ = sizeof(Read) / sizeof(Word);
+        const auto distance = static_cast<uint32_t>(distance_between);
+        const auto at = [&, begin = global_address(from)](int j) { return address_at(begin, j, distance); };
+        const uint64_t step_distance = uint64_t(step) * distance;
+        uint64_t next = at(first);  // of the whole fews
+        each_few_units([&](auto whole, int few, int j) {
+            Read found[FEW];
+            uint64_t unit_at = whole ? next : at(j);
+#pragma unroll
+            for (int k = 0; k < FEW; k++, j += step, unit_at += step_distance) {
+                uint64_t word_at = unit_at;
+#pragma unroll
+                for (int i = 0; i < PER_READ; i++, word_at += distance) {
+                    Word& own = found[k].words[i];
+                    if constexpr (whole) own = read_global<Word>(word_at);
+                    else own = read_below<Word>(j, units, word_at);
+                }
+            }
+            if (whole) next = unit_at;
+#pragma unroll
+            for (int k = 0; k < FEW; k++) f(few + k, found[k]);
+        });
+        if constexpr (PER_UNIT > 1) {
+            f(WORDS, UnitRead<P, PER_UNIT, false>{read_below<P>(0, has_first, at(0)), read_below<P>(0, has_last, at(len - 1))});
         }
     }
 
@@ -335,7 +384,8 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
     static constexpr int SIZE = PER_UNIT;  // of a pack, which a unit is, and so are the ends
 
     bool log;
-    R added;  // to all
+    bool in_pairs;  // what is added to each
+    R added;        // to all
     R z[COUNT];
 
     static __device__ __forceinline__ Exponential<T> exponential(R max) { return Exponential<T>(max); }
@@ -343,46 +393,71 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
     static __device__ __forceinline__ R absent() { return negative_infinity<R>(); }
 
     // While the scores come: what is added to them or, where that is the same for all, the mask.
-    __device__ __forceinline__ void prepare(const Fused<R>& call, const Place& place) {
+    __device__ __forceinline__ void prepare(const Fused<R>& call, const Place& place, const MaskRow& row) {
         log = call.log;
         const auto* bias = static_cast<const T*>(call.bias) + place.bias;
         const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
         added = call.adds == ONE ? Element<T>::read(*bias) : R(0);
-        if (call.adds == EACH) each_read(bias, call.bias_step * sizeof(T), [&](int n, T read) { z[n] = as_it_comes(read); });
+        if (call.adds == EACH) in_pairs = each_read<(PER_UNIT > 1)>(bias, call.bias_step * sizeof(T), [&](int k, const auto& read) { hold(k, read.words); });
         if constexpr (MASKS_FIRST) {
-            if (comes_first(call)) return each_read(mask, call.mask_step, [&](int n, uint8_t keep) { z[n] = __uint_as_float(keep); });
+            if (comes_first(call)) {
+                each_read<false>(mask, call.mask_step, [&](int n, const auto& read) { z[n] = __uint_as_float(read.words[0]); });
+                return;
+            }
         }
-        touch_mask(call, place);
+        if (!row.units) touch_mask(call, place);
     }
     static __device__ __forceinline__ bool comes_first(const Fused<R>& call) {
         return MASKS_FIRST && call.masks == EACH && call.adds != EACH;
     }
-    // What was read for an element, as bits that are not looked at while they are on their way.
-    static __device__ __forceinline__ R as_it_comes(T read) {
-        if constexpr (PER_UNIT == 1) return read;
-        else return __uint_as_float(reinterpret_cast<const uint16_t&>(read));
-    }
-    __device__ __forceinline__ R addend(int n) const {
-        if constexpr (PER_UNIT == 1) {
-            return z[n];
-        } else {
-            const auto bits = static_cast<uint16_t>(__float_as_uint(z[n]));
-            return Element<T>::read(reinterpret_cast<const T&>(bits));
+    // What was read for a unit, as bits that are not looked at while they are on their way: in pairs the first place in z has both.
+    template <typename Word, int WORDS_READ>
+    __device__ __forceinline__ void hold(int k, const Word (&words)[WORDS_READ]) {
+#pragma unroll
+        for (int i = 0; i < WORDS_READ; i++) {
+            R& own = z[k * PER_UNIT + i];
+            if constexpr (sizeof(Word) == 2) own = __uint_as_float(reinterpret_cast<const uint16_t&>(words[i]));
+            else own = reinterpret_cast<const R&>(words[i]);
         }
     }
-    __device__ __forceinline__ bool keeps(int n) const { return __float_as_uint(z[n]) != 0; }
+    // The same as numbers
+    __device__ __forceinline__ Few<R, PER_UNIT> beside(int k) const {
+        if constexpr (PER_UNIT == 1) {
+            return {z[k]};
+        } else {
+            const uint32_t first = __float_as_uint(z[k * 2]), second = __float_as_uint(z[k * 2 + 1]);
+            const uint32_t both = __byte_perm(first, second, k < COUNT / 2 - 1 && in_pairs ? 0x3210 : 0x5410);
+            const auto unit = reinterpret_cast<const Unit<T>&>(both);
+            return {Element<T>::of_unit(unit, 0), Element<T>::of_unit(unit, 1)};
+        }
+    }
+    static __device__ __forceinline__ bool keeps(R keep) { return __float_as_uint(keep) != 0; }
 
     // Answers the greatest.
-    __device__ __forceinline__ R load(const Fused<R>& call, const Place& place) {
+    __device__ __forceinline__ R load(const Fused<R>& call, const Place& place, const MaskRow& row) {
         const R scale = call.scale;
         R max;
         if (call.cap > R(0)) max = load_capped(call);
-        else if (call.adds == EACH) max = load_with([&](int n, R score) { return fma(score, scale, addend(n)); });
-        else if (comes_first(call)) max = load_with([&](int n, R score) { return keeps(n) ? fma(score, scale, added) : absent(); });
-        else max = load_with([&](int, R score) { return fma(score, scale, added); });
+        else if (call.adds == EACH) max = load_with<true>([&](R score, R own) { return fma(score, scale, own); });
+        else if (comes_first(call)) max = load_with<true>([&](R score, R keep) { return keeps(keep) ? fma(score, scale, added) : absent(); });
+        else max = load_with<false>([&](R score, R) { return fma(score, scale, added); });
         const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
         const bool late = call.masks == EACH && !comes_first(call);
-        if (late) each_read(mask, call.mask_step, [&](int n, uint8_t keep) { z[n] = keep ? z[n] : absent(); });
+        if (late && PER_UNIT > 1 && row.units) {
+            if constexpr (PER_UNIT > 1) {
+                const auto keep = [&](int k, uint32_t kept) {
+                    z[k * 2] = kept & 0xffffu ? z[k * 2] : absent();
+                    z[k * 2 + 1] = kept >> 16 ? z[k * 2 + 1] : absent();
+                };
+                each_unit(row.at(Places::first, len), [&](int k, bool, Unit<T> kept) { keep(k, bits_of(kept)); });
+                keep(COUNT / 2 - 1, row.ends(len));
+            }
+        } else if (late) {
+            each_read<(PER_UNIT > 1)>(mask, call.mask_step, [&](int k, const auto& read) {
+#pragma unroll
+                for (int i = 0; i < PER_UNIT; i++) z[k * PER_UNIT + i] = read.takes(i) ? z[k * PER_UNIT + i] : absent();
+            });
+        }
         const bool nothing = call.masks == ONE && !*mask;
         if (call.window || nothing) {
             const int begin = static_cast<int>(place.first);
@@ -403,21 +478,22 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
         }
         return max;
     }
-    // `logit` of the place in z and the score
-    template <typename Logit>
+    // `logit` of the score and, if so much was READ, what was beside it
+    template <bool READ, typename Logit>
     __device__ __forceinline__ R load_with(Logit logit) {
         R max = absent();
         each_unit([&](int k, bool is, Unit<T> unit) {
+            const auto others = READ ? beside(k) : Few<R, PER_UNIT>{};
 #pragma unroll
             for (int i = 0; i < PER_UNIT; i++) {
-                const int n = k * PER_UNIT + i;
-                const R found = logit(n, Element<T>::of_unit(unit, i));
-                max = greater(max, z[n] = is ? found : absent());
+                const R found = logit(Element<T>::of_unit(unit, i), others.of[i]);
+                max = greater(max, z[k * PER_UNIT + i] = is ? found : absent());
             }
         });
         if constexpr (PER_UNIT > 1) {
-            const R first = has_first ? logit(COUNT - 2, Element<T>::read(elements[0])) : absent();
-            const R last = has_last ? logit(COUNT - 1, Element<T>::read(elements[len - 1])) : absent();
+            const auto others = READ ? beside(COUNT / 2 - 1) : Few<R, PER_UNIT>{};
+            const R first = has_first ? logit(Element<T>::read(elements[0]), others.of[0]) : absent();
+            const R last = has_last ? logit(Element<T>::read(elements[len - 1]), others.of[1]) : absent();
             max = greater(max, greater(z[COUNT - 2] = first, z[COUNT - 1] = last));
         }
         return max;
@@ -427,11 +503,15 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
         each_few_scores([&](int few, const auto& found) {
             const auto tangent = tangents(call, found);
 #pragma unroll
-            for (int i = 0; i < FEW * PER_UNIT && few + i < COUNT; i++) {
-                R& own = z[few + i];
-                const R logit = fma(tangent.of[i], call.cap, call.adds == EACH ? addend(few + i) : added);
-                const bool takes_part = is_of_line(few + i) && !(comes_first(call) && !keeps(few + i));
-                max = greater(max, own = takes_part ? logit : absent());
+            for (int from = 0; from < FEW * PER_UNIT && few + from < COUNT; from += PER_UNIT) {
+                const auto others = beside((few + from) / PER_UNIT);
+#pragma unroll
+                for (int i = from; i < from + PER_UNIT; i++) {
+                    R& own = z[few + i];
+                    const R logit = fma(tangent.of[i], call.cap, call.adds == EACH ? others.of[i - from] : added);
+                    const bool takes_part = is_of_line(few + i) && !(comes_first(call) && !keeps(others.of[i - from]));
+                    max = greater(max, own = takes_part ? logit : absent());
+                }
             }
         });
         return max;
@@ -471,8 +551,9 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
 };
 
 // Scores of half precision, which are the logits but for a scale above 0, a mask and a window, as they lie in memory: a thread has room
-// for twice as many, and what it does once is done half as often. In return exponentials are computed twice.
-template <typename T, int WORDS, int FEW>
+// for twice as many, and what it does once is done half as often. In return exponentials are computed twice. IN_PAIRS: a mask is read so where
+// it can be, for more registers.
+template <typename T, int WORDS, int FEW, bool IN_PAIRS>
 struct TileScores : TilePlaces<T, WORDS, FEW> {
     using R = Real<T>;
     using Places = TilePlaces<T, WORDS, FEW>;
@@ -489,19 +570,19 @@ struct TileScores : TilePlaces<T, WORDS, FEW> {
     __device__ __forceinline__ R logit(R score) const { return product(score, scale); }
 
     // While the scores come: the bits of those that a mask keeps.
-    __device__ __forceinline__ void prepare(const Fused<R>& call, const Place& place) {
+    __device__ __forceinline__ void prepare(const Fused<R>& call, const Place& place, const MaskRow& row) {
         scale = call.scale;
         const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
-        if (call.masks != EACH) return;
-        uint32_t low = 0;
-        each_read(mask, call.mask_step, [&](int n, uint8_t takes) {
-            if (n % 2 == 0) low = takes;
-            else bits_of(held[n / 2]) = kept(low, takes);
-        });
+        if (call.masks != EACH || row.units) return;
+        each_read<IN_PAIRS>(mask, call.mask_step, [&](int k, const auto& read) { bits_of(held[k]) = MaskRow::kept(read.takes(0), read.takes(1)); });
     }
 
     // Answers the greatest.
-    __device__ __forceinline__ R load(const Fused<R>& call, const Place& place) {
+    __device__ __forceinline__ R load(const Fused<R>& call, const Place& place, const MaskRow& row) {
+        if (row.units) {
+            each_unit(row.at(Places::first, len), [&](int k, bool, Unit<T> kept) { held[k] = kept; });
+            bits_of(held[WORDS]) = row.ends(len);
+        }
         const auto absent = no_elements<T>();
         auto ends = absent;
         if (has_first) ends.x = elements[0];
@@ -520,8 +601,8 @@ struct TileScores : TilePlaces<T, WORDS, FEW> {
             const int begin = static_cast<int>(place.first);
             const auto size = nothing ? 0u : static_cast<uint32_t>(place.end - place.first);
             const auto takes = [&](int j) { return static_cast<uint32_t>(j - begin) < size; };
-            each_place([&](int k, int j, bool) { held[k] = only(held[k], kept(takes(j), takes(j + 1))); });
-            held[WORDS] = only(held[WORDS], kept(takes(0), takes(len - 1)));
+            each_place([&](int k, int j, bool) { held[k] = only(held[k], MaskRow::kept(takes(j), takes(j + 1))); });
+            held[WORDS] = only(held[WORDS], MaskRow::kept(takes(0), takes(len - 1)));
             max = absent;
             each_pack([&](int k) { max = greater(max, held[k]); });
         }
@@ -531,7 +612,6 @@ struct TileScores : TilePlaces<T, WORDS, FEW> {
     __device__ __forceinline__ R score(int k, int i) const { return Element<T>::of_unit(held[k], i); }
     __device__ __forceinline__ R exponentiate(const Exponential<T>& exponential, int k, int i) const { return exponential(score(k, i)); }
 
-    static __device__ __forceinline__ uint32_t kept(bool low, bool high) { return (low ? 0xffffu : 0) | (high ? 0xffff0000u : 0); }
     // The elements of a unit with these bits, and -inf for the others.
     static __device__ __forceinline__ Unit<T> only(Unit<T> unit, uint32_t kept) {
         const auto absent = no_elements<T>();
@@ -590,7 +670,23 @@ __device__ __forceinline__ void store_tile(const Held& held, const Tile<T>& tile
     else tile.store_elements(result, from);
 }
 
-// Shared memory: the tile and its margin.
+// The mask of a tile's lines, the first of which has this number, if they share one; `behind` is what follows the tiles. All threads call this,
+// each with the place of its line.
+template <typename T>
+__device__ __forceinline__ MaskRow shared_mask(const Fused<Real<T>>& call, const TileGroup<Real<T>>& group, int64_t number, int lines, const Place& at,
+                                               unsigned char* behind) {
+    MaskRow row{0};
+    if constexpr (sizeof(T) == 2) {
+        const auto first = static_cast<uint32_t>(number), last = first + lines - 1;
+        if (call.alike.size == 0 || call.alike.quotient(first) != call.alike.quotient(last)) return row;
+        row.units = shared_address(behind);
+        // By those that have a line
+        if (group.own() < lines) row.fill(static_cast<const uint8_t*>(call.mask) + at.mask, static_cast<int>(call.len), lines * group.size());
+    }
+    return row;
+}
+
+// Shared memory: the tile and its margin and, where lines share a mask, that.
 template <typename T, typename Held>
 __device__ __forceinline__ void fused_tile(const Fused<Real<T>>& call, const TileGroup<Real<T>>& group) {
     using R = Real<T>;
@@ -608,9 +704,10 @@ __device__ __forceinline__ void fused_tile(const Fused<Real<T>>& call, const Til
     const Place at = locate<true>(call, there ? number + group.own() : 0);
     const int begin = Tile<T>::before(scores) + group.own() * len;
     Held held(tile.elements + begin, begin, len, group);
-    held.prepare(call, at);
+    const auto mask = shared_mask<T>(call, group, number, here, at, memory + tile_room<T>(group.lines() * len));
+    held.prepare(call, at, mask);
     wait_for_tiles(arrived);
-    const R own_max = held.load(call, at);
+    const R own_max = held.load(call, at, mask);
     const auto normalized = normalize<Held::ONCE, T>(call, at, held, own_max, group);
     if (call.log) {
         const R max = part_reference(normalized.line.max);
@@ -696,9 +793,10 @@ struct TileGradientUnits {
 // The gradients of the scores and what is around them. `held` becomes the gradients of the scores.
 template <typename T, int WORDS, int FEW>
 __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileLogits<T, WORDS, FEW>& held,
-                                               typename TileLogits<T, WORDS, FEW>::Gradients& g, const TileGroup<Real<T>>& group) {
+                                               typename TileLogits<T, WORDS, FEW>::Gradients& g, const TileGroup<Real<T>>& group,
+                                               const MaskRow& mask) {
     using R = Real<T>;
-    const R own_max = held.load(call, at);
+    const R own_max = held.load(call, at, mask);
     // What takes no part does not count, even if it is not a number.
     constexpr int PER_UNIT = Element<T>::PER_UNIT;
     held.each_held([&](int n) {
@@ -734,10 +832,11 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
     }
 }
 template <typename T, int WORDS, int FEW>
-__device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileScores<T, WORDS, FEW>& held,
-                                               typename TileScores<T, WORDS, FEW>::Gradients& g, const TileGroup<Real<T>>& group) {
+__device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileScores<T, WORDS, FEW, false>& held,
+                                               typename TileScores<T, WORDS, FEW, false>::Gradients& g, const TileGroup<Real<T>>& group,
+                                               const MaskRow& mask) {
     using R = Real<T>;
-    const R own_max = held.load(call, at);
+    const R own_max = held.load(call, at, mask);
     WeighedLine<R> line;
     bool finite;
     // The g of what takes no part does not count, which matters only where it is no number: then once more.
@@ -771,7 +870,7 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
 }
 
 // The same in tiles: moves what fused_backward_lines moves. Shared memory: two tiles with their margins, of scores and of the
-// result's gradient.
+// result's gradient, and a mask as above.
 template <typename T, typename Held>
 __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, const TileGroup<Real<T>>& group) {
     using R = Real<T>;
@@ -793,7 +892,10 @@ __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, 
     const Place at = locate<true>(call, there ? number + group.own() : 0);
     const int offset = group.own() * len, begin = Tile<T>::before(scores) + offset;
     Held held(tile.elements + begin, begin, len, group);
-    held.prepare(call, at);
+    // There are not the registers for more than logits.
+    MaskRow mask{};
+    if constexpr (Held::ONCE) mask = shared_mask<T>(call, group, number, here, at, memory + 2 * room);
+    held.prepare(call, at, mask);
     wait_for_tiles(arrived);
     typename Held::Gradients g;
     if (Held::PER_UNIT == 1 && !own_dtype) {
@@ -806,7 +908,7 @@ __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, 
         }
         g.load(held, gradients, Tile<T>::before(gradient) - Tile<T>::before(scores));
     }
-    tile_gradients(call, at, there, held, g, group);
+    tile_gradients(call, at, there, held, g, group, mask);
     if (call.result) store_tile(held, tile, Tile<T>::before(scores), static_cast<T*>(call.result) + start, [](T*) {});
 }
 
@@ -820,13 +922,13 @@ template <typename T>
 using LogitsInTile = std::conditional_t<sizeof(T) == 4, TileLogits<T, 25, 5, true>,
                                         std::conditional_t<sizeof(T) == 8, TileLogits<T, 8, 4>, TileLogits<T, 20, 2>>>;
 template <typename T>
-using ScoresInTile = TileScores<T, 32, 4>;
+using ScoresInTile = TileScores<T, 32, 4, true>;
 // Of gradients: with a scale of f32 1.50 to 1.56 copies, with twelve units 1.7 to 2.4.
 template <typename T>
 using LogitsInTiles = std::conditional_t<sizeof(T) == 4, TileLogits<T, 20, 4>,
                                          std::conditional_t<sizeof(T) == 8, TileLogits<T, 8, 4>, TileLogits<T, 10, 2>>>;
 template <typename T>
-using ScoresInTiles = TileScores<T, 20, 2>;
+using ScoresInTiles = TileScores<T, 20, 2, false>;
 
 #define FUSED_TILE(name, dtype, T, Held)                                                  \
     extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)             \

@@ -30,6 +30,8 @@ const SCORES: &[&str] = &[
     "scale + bias",
     "scale + causal",
     "scale + mask",
+    "scale + padding",
+    "scale + bias + padding",
     "scale + sinks",
     "dropout",
     "softcap",
@@ -155,6 +157,9 @@ impl Options {
         // Shared by the heads or, where there are none, by all of the first dimension.
         let mut shared = dims.to_vec();
         shared[if dims.len() == 4 { 1 } else { 0 }] = 1;
+        // One for each of the first dimension, as of sequences that are filled up to a common length.
+        let padding: Vec<_> =
+            dims.iter().enumerate().map(|(d, &size)| if d == 0 || d == dim { size } else { 1 }).collect();
         let softmax = Softmax::new().dim(dim).scale(SCALE);
         let plain = Self { softmax: softmax.clone(), dim, bias: None, mask: None, cap: false, dropout: false };
         Ok(match name {
@@ -168,9 +173,13 @@ impl Options {
                 Self { softmax: softmax.causal(), mask: Some(mask), ..plain }
             }
             "scale + window" => Self { softmax: softmax.window(dims[dim] / 4, 0), ..plain },
-            "scale + mask" => {
-                let mask = normal(&shared)?.gt(0.0)?;
+            "scale + mask" | "scale + padding" => {
+                let mask = normal(if name == "scale + mask" { &shared } else { &padding })?.gt(0.0)?;
                 Self { softmax: softmax.mask(&mask), mask: Some(mask), ..plain }
+            }
+            "scale + bias + padding" => {
+                let (bias, mask) = (normal(&dims[1..])?, normal(&padding)?.gt(0.0)?);
+                Self { softmax: softmax.bias(&bias).mask(&mask), bias: Some(bias), mask: Some(mask), ..plain }
             }
             "scale + sinks" => Self { softmax: softmax.sinks(&normal(&[dims[dims.len() - 3]])?), ..plain },
             "softcap" => Self { softmax: softmax.softcap(CAP), cap: true, ..plain },

@@ -105,8 +105,9 @@ struct Call<R> {
     axis: [DeviceAxis; MAX_AXES],
     sharers: ExactDivisor,
     apart: ExactDivisor,
+    alike: ExactDivisor,
 }
-const _: () = assert!(size_of::<Call<f32>>() == 576 && size_of::<Call<f64>>() == 592);
+const _: () = assert!(size_of::<Call<f32>>() == 592 && size_of::<Call<f64>>() == 608);
 
 /// f32 or f64 out of the options' f64.
 trait Narrow: Copy {
@@ -244,7 +245,7 @@ fn run(
         scale_alone,
         queries: options.window.map_or(0, |window| window.queries),
         scores: scaled && scores,
-        masked: mask != 0 && geometry.mask_step > 0,
+        masked_alike: if mask != 0 && geometry.mask_step > 0 { masked_alike(geometry) } else { 0 },
         tiles: known_to_tiles(dtype, out, backward, options.dropout.is_some()),
         narrow: is_narrow(options, geometry),
     };
@@ -335,7 +336,16 @@ fn call<R: Narrow>(
         axis,
         sharers: sharers.map_or_else(ExactDivisor::default, |axis| ExactDivisor::new(axis.size)),
         apart: sharers.map_or_else(ExactDivisor::default, |axis| ExactDivisor::new(axis.line)),
+        alike: if plan.shares_mask { ExactDivisor::new(masked_alike(geometry)) } else { ExactDivisor::default() },
     })
+}
+
+/// How many neighbouring lines have the same mask of an element for each key: one where these are no neighbours in memory.
+fn masked_alike(geometry: &Geometry) -> usize {
+    if geometry.mask_step != 1 {
+        return 1;
+    }
+    geometry.axes.iter().rev().take_while(|axis| axis.mask == 0).map(|axis| axis.size).product()
 }
 
 /// The dimension along which most lines read the same of a bias or mask, if they are not neighbours.

@@ -273,8 +273,8 @@ pub(crate) struct FusedKind {
     pub scores: bool,
     /// Nothing but a scale, window and sinks is asked for, and results, gradients among them, are of the scores' dtype.
     pub scale_alone: bool,
-    /// Every key of a line has an element of a mask.
-    pub masked: bool,
+    /// How many neighbouring lines have the same mask of an element for each key; 0 without one.
+    pub masked_alike: usize,
     /// The kernels for tiles know the dtype of the result.
     pub tiles: bool,
     /// 32 bits are enough for lines, steps and positions.
@@ -332,6 +332,8 @@ pub(crate) struct Plan {
     pub parameter: i32,
     /// Whether the L2 cache has no room for both tensors, which [`Kernel::Resident`] is told.
     pub streams: bool,
+    /// Whether the lines of a [`Kernel::FusedTile`] share a mask in its shared memory, unless it is of two masks.
+    pub shares_mask: bool,
 }
 
 impl Plan {
@@ -834,12 +836,14 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
             threads.next_multiple_of(WARP)
         }
     };
+    let lines_of_block = |threads: usize| if threads <= WARP { WARP_BLOCK / threads } else { 1 };
     let mut scores = kind.scores && size == 2 && device.compute_capability >= 90;
-    if scores && kind.masked && !backward {
+    if scores && kind.masked_alike > 0 && !backward {
         // Where four threads would take a line, of which each reads two bytes of the mask at a time, eight that hold logits are faster
         // if these have enough to do: 261112 x 257 1.63, as scores 2.06; but 340613 x 197 1.77 and 1.29, 115977 x 577 1.82 and 1.42.
         let most = fused_tile_units(backward, scores, size);
-        scores = threads_of(most) != 4 || 5 * units < 4 * most * 4;
+        let threads = threads_of(most);
+        scores = threads != 4 || 5 * units < 4 * most * 4 || tiles_share_mask(kind, size, lines_of_block(threads));
     }
     let mut most = fused_tile_units(backward, scores, size);
     while most >= 2 * TILE_FEW_UNITS
@@ -849,20 +853,28 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
         most /= 2;
     }
     let threads = threads_of(most);
-    let (shift, per_block, block) = if threads <= WARP {
-        (threads.ilog2() as i32, WARP_BLOCK / threads, WARP_BLOCK)
-    } else {
-        (WHOLE_BLOCK, 1, threads)
-    };
+    let (shift, block) = if threads <= WARP { (threads.ilog2() as i32, WARP_BLOCK) } else { (WHOLE_BLOCK, threads) };
+    let per_block = lines_of_block(threads);
     let grid = lines.count().div_ceil(per_block);
     // Of gradients another one, for those of the result
     let tiles = if backward { 2 } else { 1 };
     let possible = threads <= MAX_REGISTER_BLOCK && grid <= MAX_GRID && tiles * lines.len * size <= MOST_BYTES;
+    // Gradients that are held as scores have not the registers for it.
+    let shares_mask = !(backward && scores) && tiles_share_mask(kind, size, per_block);
+    let mask_bytes = if shares_mask { 4 * (lines.len / 2 * 2 + 1) } else { 0 };
     possible.then(|| Plan {
         parameter: shift,
-        shared_bytes: tiles as u32 * tile_bytes(per_block, lines, size).next_multiple_of(128),
+        shared_bytes: tiles as u32 * tile_bytes(per_block, lines, size).next_multiple_of(128) + mask_bytes as u32,
+        shares_mask,
         ..plan(Kernel::FusedTile { backward, scores }, grid, block)
     })
+}
+
+/// Whether most tiles of so many lines of half precision have one mask, as one of padding is. Then what it keeps of each two elements is found once, in
+/// shared memory: with a scale and a mask for each of many matrices (H100, bf16, copies) 340613 x 197 1.02, by a byte for each element 1.20, 261112 x 257 1.06
+/// and 1.46, 115977 x 577 1.10 and 1.28, 64064 x 1001 1.06 and 1.15; with a bias, too, 1.42 and 1.67, 1.26 and 1.56, 1.33 and 1.62, 1.57 and 1.93.
+fn tiles_share_mask(kind: FusedKind, size: usize, lines: usize) -> bool {
+    size == 2 && lines > 1 && kind.masked_alike >= 4 * lines
 }
 
 /// Elements that a thread holds as they lie in memory, and threads of a block, at most. Of (8, 16, 2048, 2048) bf16: causal with
@@ -1099,6 +1111,7 @@ fn plan_across(kernel: Kernel, (x, y): (usize, usize), block: usize) -> Plan {
         shared_bytes: 0,
         parameter: 0,
         streams: false,
+        shares_mask: false,
     }
 }
 
@@ -2138,7 +2151,7 @@ mod tests {
             queries: 0,
             scores: false,
             scale_alone: false,
-            masked: false,
+            masked_alike: 0,
             tiles: true,
             narrow: true,
         };
@@ -2146,7 +2159,8 @@ mod tests {
         let alone = FusedKind { scale_alone: true, ..any };
         let scores = FusedKind { scores: true, ..packs };
         let gradients = FusedKind { backward: true, ..scores };
-        let masked = FusedKind { scores: true, masked: true, ..any };
+        let masked = FusedKind { scores: true, masked_alike: 1, ..any };
+        let padded = FusedKind { masked_alike: 1000, ..masked };
         let gradients_of_any = Kernel::FusedTile { backward: true, scores: false };
         let scores_of_gradients = Kernel::FusedTile { backward: true, scores: true };
         let (backward, of) = (false, FusedLines::Packs);
@@ -2196,6 +2210,7 @@ mod tests {
             ),
             (lines(64, 257, 1), masked, HOPPER, Kernel::FusedTile { backward, scores: false }),
             (lines(64, 333, 1), masked, HOPPER, Kernel::FusedTile { backward, scores: true }),
+            (lines(64, 257, 1), padded, HOPPER, Kernel::FusedTile { backward, scores: true }),
             (lines(64, 20_480, 1), any, HOPPER, Kernel::FusedTile { backward, scores: false }),
             (lines(64, 20_483, 1), any, HOPPER, Kernel::FusedRows { backward, scores: false }),
             (lines(64, 77, 1), FusedKind { backward: true, ..any }, HOPPER, gradients_of_any),
@@ -2247,7 +2262,7 @@ mod tests {
                     queries: if size == 8 || outer == 129 { 100 } else { 0 },
                     scores: outer != 128,
                     scale_alone: outer == 128,
-                    masked: outer == 129,
+                    masked_alike: [0, 1, 1000][outer % 3],
                     tiles: outer != 31,
                     narrow: lines.count() < 1 << 32,
                 };
@@ -2289,7 +2304,9 @@ mod tests {
                         assert!(most * threads >= units && block <= 512, "{what}");
                         assert!(grid * here >= lines.count() && !whole, "{what}");
                         let (tile, tiles) = (here * len * size + 128 + 16, if backward { 2 } else { 1 });
-                        assert!(plan.shared_bytes as usize >= tiles * tile, "{what}");
+                        let mask = if plan.shares_mask { 4 * (len / 2 * 2 + 1) } else { 0 };
+                        assert!(plan.shared_bytes as usize >= tiles * tile + mask, "{what}");
+                        assert!(!plan.shares_mask || here > 1 && kind.masked_alike == 1000 && size == 2, "{what}");
                         assert!(plan.shared_bytes <= 48 << 10, "{what}");
                     }
                     Kernel::FusedCluster => {

@@ -628,6 +628,36 @@ fn lines_that_share_a_bias() -> Result<()> {
     Ok(())
 }
 
+/// All lines of some matrices have one mask, as of padding, on a GPU's tiles of several lines, some of which pass to the next matrix. What is
+/// added lies in pairs where a line's elements do, and does not in the matrices behind an odd number of lines.
+#[test]
+fn matrices_masked_alike() -> Result<()> {
+    for (i, (queries, len)) in [(31, 49), (27, 77), (19, 197), (9, 257), (9, 333), (37, 96)].into_iter().enumerate() {
+        for dtype in DTYPES {
+            let seed = i as u64;
+            let plain = Case { scale: 0.5, before: i % 2, ..Case::new(make(&[3, 5, queries, len], 3.0, seed, dtype)?) };
+            let ends: Vec<u8> = (0..3 * len).map(|j| u8::from(j % len < [len - 1, 0, len / 3][j / len])).collect();
+            let padding = Tensor::from_vec(ends, (3, 1, 1, len), &Device::Cpu)?;
+            for mask in [padding, mask(&[3, 1, 1, len], seed + 1)?, mask(&[len], seed + 1)?] {
+                let masked = Case { mask: Some(mask), ..plain.clone() };
+                check(&masked)?;
+                check(&Case { dropout: Some((0.2, seed)), causal: true, ..masked.clone() })?;
+                let biased = Case { bias: Some(make(&[5, queries, len], 2.0, seed + 2, dtype)?), ..masked };
+                check(&biased)?;
+                check(&Case { softcap: Some(4.0), log: true, rows: MaskedRows::Nan, ..biased })?;
+            }
+            let one_each = Case { mask: Some(mask(&[3, 1, queries, len], seed + 3)?), ..plain };
+            check(&one_each)?;
+            check(&Case { bias: Some(make(&[1, queries, len], 2.0, seed + 4, dtype)?), ..one_each })?;
+        }
+    }
+    // So many that a thread has more than a few elements.
+    let many = Case::new(make(&[3, 5, 1200, 49], 3.0, 9, DType::BF16)?);
+    let masked = Case { mask: Some(mask(&[3, 1, 1, 49], 10)?), ..many };
+    check(&masked)?;
+    check(&Case { bias: Some(make(&[5, 1, 49], 2.0, 11, DType::BF16)?), ..masked })
+}
+
 /// Heads of short lines that share a bias, in batches that end with a head or pass to the next, which may have another.
 #[test]
 fn short_lines_that_share_a_bias() -> Result<()> {
