@@ -1,6 +1,6 @@
 // The gradient of the input from the result y and its gradient g: y * (g - sum of g * y), or for log-softmax
-// g - exp(y) * sum of g. y and g are read twice and the gradient written once: 5/2x the bytes of a copy, 3/2x while the
-// second reads come from the L2 cache. A group of threads takes a line, or some that lie side by side; or many blocks a few, in two phases.
+// g - exp(y) * sum of g. y (of log-softmax not for the sum) and g are read twice and the gradient written once: 5/2x (2x) the bytes of a
+// copy, 3/2x while the second reads come from the L2 cache. A group of threads takes a line, or some that lie side by side; or many blocks a few, in two phases.
 #include "line_group.cuh"
 #include "schedule.cuh"
 
@@ -15,6 +15,9 @@ __device__ __forceinline__ void gradients(const T* y, const T* g, T* dx, int64_t
         auto total = CompensatedSum<R>::empty();
         // Back and forth: the tile that is read last for the sum is the first that is needed again, and kept.
         int64_t kept = -1;
+        // The sum of log-softmax needs no y, whose place g takes again, which costs no branch; of few tiles it is kept, too.
+        const bool y_later = log && line.len > 4 * TILE * line.step;
+        const T* of_sum = y_later ? g : y;
         T own_y[TILE], own_g[TILE];
         R sum;
 #pragma unroll
@@ -27,9 +30,9 @@ __device__ __forceinline__ void gradients(const T* y, const T* g, T* dx, int64_t
             line.each_first_of(0, line.len, walk == 0, [&](int64_t from) {
                 const int left = line.left(from, line.len);
                 if (walk == 0 || from != kept) {
-                    line.load(own_y, y + line.start, inner, from, left);
+                    line.load(own_y, (walk == 0 ? of_sum : y) + line.start, inner, from, left);
                     line.load(own_g, g + line.start, inner, from, left);
-                    kept = from;
+                    kept = y_later ? -1 : from;
                 }
                 if (walk == 0) {
                     R terms[TILE];
