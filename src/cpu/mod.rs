@@ -239,7 +239,7 @@ impl<T: Element> Task for Backward<'_, T> {
 /// # Safety
 /// The methods may be called where the CPU has the instructions of `S`, and inside of [`Simd::enter`] are compiled for
 /// them.
-trait Pass<S: Simd>: Sync {
+trait Pass<S: Simd>: Sync + Sized {
     type Reduced: Merge + Send + Sync;
 
     /// Lines in a unit, at most.
@@ -261,10 +261,7 @@ trait Pass<S: Simd>: Sync {
     /// # Safety
     /// The CPU has the instructions of `S`, and no other thread is writing to the same units.
     #[inline(always)]
-    unsafe fn whole(&self, units: Range<usize>, len: usize)
-    where
-        Self: Sized,
-    {
+    unsafe fn whole(&self, units: Range<usize>, len: usize) {
         // SAFETY: as promised by the caller.
         unsafe { self.one_by_one(units, len) }
     }
@@ -274,10 +271,7 @@ trait Pass<S: Simd>: Sync {
     /// # Safety
     /// As of [`whole`](Self::whole).
     #[inline(always)]
-    unsafe fn one_by_one(&self, units: Range<usize>, len: usize)
-    where
-        Self: Sized,
-    {
+    unsafe fn one_by_one(&self, units: Range<usize>, len: usize) {
         for unit in units {
             // SAFETY: as promised by the caller.
             unsafe {

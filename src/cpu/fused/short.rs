@@ -585,12 +585,6 @@ unsafe fn logits_sum<S: Simd, T: Element>(
     )
 }
 
-/// Logits minus a reference, and −∞ in the lanes behind `count` elements.
-#[inline(always)]
-fn of_line<V: Lanes>(above: Above<V>, count: usize) -> Above<V> {
-    Above { logits: first_lanes(count, above.logits), ..above }
-}
-
 /// Lines whose maxima, and whose sums, are one vector: the steps from a vector to one number are shared.
 struct Batch<'a, S: Simd, T: Element> {
     call: &'a Call<'a, T>,
@@ -792,7 +786,8 @@ impl<T: Element> Rows<'_, T> {
                     if const { Widened::<T::Real>::serves_any::<S, T>() }
                         && Widened::serves::<S, T>(&self.call, len) =>
                 {
-                    self.at_once_of::<S, NOTHING>(lines, len, out, nothing, widened)
+                    // Of whole vectors
+                    self.at_once_of::<S, NOTHING>(lines, len, out, Self::asking::<S, NOTHING>(nothing), widened)
                 }
                 (None, true, false, false) if S::PREFETCHES => {
                     self.choose::<S, true, NEARBY>(lines, len, out, bias_ahead, biased)
@@ -868,7 +863,8 @@ impl<T: Element> Rows<'_, T> {
         let in_line = {
             #[inline(always)]
             move |source: &Source<T>, i: usize, count: usize, reference| {
-                of_line(above(source, i, count, reference), count)
+                let above = above(source, i, count, reference);
+                Above { logits: first_lanes(count, above.logits), ..above }
             }
         };
         let logit = {
@@ -880,7 +876,7 @@ impl<T: Element> Rows<'_, T> {
         // SAFETY: as promised by the caller.
         unsafe {
             if T::Lanes::<S>::SATURATES && TOGETHER && len <= BATCH_LINE {
-                self.at_once_of::<S, BESIDE>(lines, len, out, beside, above)
+                self.at_once_of::<S, BESIDE>(lines, len, out, ask, in_line)
             } else if T::Lanes::<S>::SATURATES && (TOGETHER || len > BATCH_LINE) {
                 // Those in windows are no longer.
                 if BESIDE == WINDOW || len <= most_kept::<S, T>() {
@@ -926,7 +922,7 @@ impl<T: Element> Rows<'_, T> {
         }
     }
 
-    /// Lines of up to [`BATCH_LINE`] elements that are read once. `above`, `beside` and `BESIDE`: as of [`choose`](Self::choose).
+    /// Lines of up to [`BATCH_LINE`] elements that are read once. `ask`, `above` and `BESIDE`: as of [`at_once`](Self::at_once).
     ///
     /// # Safety
     /// As of [`short`](Self::short), with vectors that [saturate](Lanes::SATURATES).
@@ -936,16 +932,9 @@ impl<T: Element> Rows<'_, T> {
         lines: Range<usize>,
         len: usize,
         out: Elements<T>,
-        beside: impl Fn(&Source<T>, usize) + Copy,
-        above: impl Fn(&Source<T>, usize, usize, T::Lanes<S>) -> Above<T::Lanes<S>> + Copy,
+        ask: impl Fn(&Source<T>, usize),
+        above: impl Fn(&Source<T>, usize, usize, T::Lanes<S>) -> Above<T::Lanes<S>>,
     ) {
-        let ask = Self::asking::<S, BESIDE>(beside);
-        let above = {
-            #[inline(always)]
-            move |source: &Source<T>, i: usize, count: usize, reference| {
-                of_line(above(source, i, count, reference), count)
-            }
-        };
         // SAFETY: as promised by the caller.
         unsafe {
             match (len, leaves_caches(&out) || streams::<S, T>(Some(&self.call.scores), &out, len)) {
