@@ -40,6 +40,7 @@ struct Fused {
     int64_t lines, len, inner, bias_step, mask_step;
     int64_t before, after, position;     // the window, and the position of the first query
     R scale, cap, inverse_cap, kept_scale;
+    R steepness;                         // 2 log2(e) scale / cap, where tangents and slopes may be taken by it, and 0 where not
     uint32_t threshold;                  // in the high half
     uint32_t keys[7][2];                 // of the rounds
     Dtype dtype;                         // of the result
@@ -57,7 +58,7 @@ struct Fused {
         return EitherAccess((adds == EACH || masks == EACH) && sharers.size == 0);
     }
 };
-static_assert(sizeof(Fused<float>) == 592 && sizeof(Fused<double>) == 608, "as src/cuda/fused.rs lays it out");
+static_assert(sizeof(Fused<float>) == 600 && sizeof(Fused<double>) == 616, "as src/cuda/fused.rs lays it out");
 
 // A line: where its elements are in each tensor, and which keys are in its window.
 struct Place {
@@ -105,7 +106,7 @@ __device__ __forceinline__ float quotient(float x, float y) { return __fdividef(
 __device__ __forceinline__ double quotient(double x, double y) { return x / y; }
 // exp(-2 |x|), within a relative 3e-7 + 1e-7 |x|
 __device__ __forceinline__ float squared_decline(float x) { return flushed_power_of_two(-2.88539008f * fabsf(x)); }
-__device__ __forceinline__ double squared_decline(double x) { return exponential(-2 * fabs(x)); }
+__device__ __noinline__ double squared_decline(double x) { return exponential(-2 * fabs(x)); }
 
 // Within a relative 5e-7: by the exponential or, where that would leave little, by the first terms of the series. Both are fewer
 // instructions than to ask which one it is to be.
@@ -116,20 +117,36 @@ __device__ __forceinline__ float hyperbolic_tangent(float x) {
 }
 __device__ __noinline__ double hyperbolic_tangent(double x) { return tanh(x); }
 
-// Before the bias
-template <typename R>
-__device__ __forceinline__ R capped(const Fused<R>& call, R score) {
-    const R x = product(score, call.scale);
-    return call.cap > R(0) ? product(call.cap, hyperbolic_tangent(x * call.inverse_cap)) : x;
+template <bool VALUE>
+struct Constant {
+    __host__ __device__ constexpr operator bool() const { return VALUE; }
+};
+
+// Calls f with whether tangents and slopes may be taken by the steepness, a constant.
+template <typename T, typename F>
+__device__ __forceinline__ auto by_steepness(const Fused<Real<T>>& call, F f) {
+    if constexpr (sizeof(T) == 2) {
+        if (call.steepness != 0.0f) return f(Constant<true>{});
+    }
+    return f(Constant<false>{});
 }
 
-// What a gradient of capped(score) is to be multiplied with.
-template <typename R>
+// What softcap's cap is multiplied with. STEEP: within 3e-7, which is in a logit that times the cap, in five instructions for seventeen: of a cap of a
+// few tens that is little beside the spacing of half precision.
+template <bool STEEP, typename R>
+__device__ __forceinline__ R tangent(const Fused<R>& call, R score) {
+    if constexpr (STEEP) return fmaf(-2.0f, quotient(1.0f, 1.0f + flushed_power_of_two(score * call.steepness)), 1.0f);
+    else return hyperbolic_tangent(score * call.scale * call.inverse_cap);
+}
+
+// What a logit's gradient is multiplied with where there is a softcap: scale (1 - tanh^2), of which the difference would leave little.
+template <bool STEEP, typename R>
 __device__ __forceinline__ R slope(const Fused<R>& call, R score) {
-    if (!(call.cap > R(0))) return call.scale;
-    // 1 - tanh(x)^2, of which the difference would leave little
-    const R e = squared_decline(score * call.scale * call.inverse_cap), root = quotient(R(1), R(1) + e);
-    return call.scale * (R(4) * e * (root * root));
+    R e;  // exp(-2 |scale score / cap|)
+    if constexpr (STEEP) e = flushed_power_of_two(-fabsf(score * call.steepness));
+    else e = squared_decline(score * call.scale * call.inverse_cap);
+    const R root = quotient(R(1), fma(e, R(0.5), R(0.5)));
+    return e * root * (root * call.scale);
 }
 
 template <typename T, typename R>
@@ -443,8 +460,10 @@ struct HeldLogits : HeldPlaces<COUNT / SIZE, SIZE, STEP, WINDOW> {
 #pragma unroll
             for (int i = 0; i < SIZE; i++) x[i] = raw[k][i];
             if (call.cap > R(0)) {
+                by_steepness<T>(call, [&](auto steep) {
 #pragma unroll
-                for (int i = 0; i < SIZE; i++) x[i] = hyperbolic_tangent(x[i] * call.scale * call.inverse_cap);
+                    for (int i = 0; i < SIZE; i++) x[i] = tangent<steep>(call, x[i]);
+                });
             }
             if (call.adds == EACH) {
 #pragma unroll
@@ -832,10 +851,10 @@ __device__ __forceinline__ WeighedLine<Real<T>> weigh(const Fused<Real<T>>& call
 template <bool FINITE, typename R>
 __device__ __forceinline__ R logit_gradient(const Fused<R>& call, const WeighedLine<R>& line, R e, R g) {
     if (FINITE) return e * line.factor * fma(g, call.kept_scale, -line.dot);
-    // What takes no part has 0, whatever the others are.
-    const R p = e == R(0) ? R(0) : e * line.factor;
-    if (call.log) return p == R(0) ? g : g - p * line.dot;
-    return p == R(0) ? R(0) : p * fma(g, call.kept_scale, -line.dot);
+    // What takes no part has 0, or of log-softmax g, whatever the others are.
+    const R p = e == R(0) ? R(0) : e * line.factor, one = R(1);
+    const R gradient = (call.log ? one : p) * fma(g, call.kept_scale, -line.dot * (call.log ? p : one));
+    return p == R(0) ? (call.log ? g : R(0)) : gradient;
 }
 
 // From the scores again, and the gradient g of the result: reads both once and writes one of the gradients or both. 3/2 of a
@@ -901,11 +920,14 @@ __device__ __forceinline__ void fused_backward_lines(const Fused<Real<T>>& call,
             if (j < at.end && j + SIZE > at.first) {
                 Raw<T, SIZE> raw;
                 raw.load(PlainAccess{}, static_cast<const T*>(call.scores) + at.scores + j);
+                by_steepness<T>(call, [&](auto steep) {
 #pragma unroll
-                for (int i = 0; i < SIZE; i++) {
-                    // What takes no part has none, whatever its score is.
-                    if (result[i] != R(0)) result[i] *= slope(call, raw[i]);
-                }
+                    for (int i = 0; i < SIZE; i++) {
+                        // What takes no part has none, whatever its score is. (No branch for each.)
+                        const R of = slope<steep>(call, raw[i]);
+                        result[i] = result[i] != R(0) ? result[i] * of : result[i];
+                    }
+                });
             }
         } else {
 #pragma unroll

@@ -1,4 +1,4 @@
-// The gradients, of lines of any length and offset.
+// The gradients, of lines of any length and offset, without a softcap.
 #include "fused_tile.cuh"
 
 #define KERNELS(dtype, T) FUSED_BACKWARD_TILE(fused_backward_tile, dtype, T, LogitsInTiles)

@@ -142,16 +142,20 @@ struct FusedLogits {
     // … and the logits of them, -inf of what takes no part
     __device__ __forceinline__ void read_logits(int64_t from, R (&z)[TILE], const T (&scores)[TILE]) const {
         const int left = line.left(from, at.end);
+        if (SCORES || !(call.cap > R(0))) {
 #pragma unroll
-        for (int k = 0; k < TILE; k++) z[k] = product(Element<T>::read(scores[k]), call.scale);
+            for (int k = 0; k < TILE; k++) z[k] = product(Element<T>::read(scores[k]), call.scale);
+        }
         if constexpr (!SCORES) {
             T added[TILE];
             uint8_t kept[TILE];
             if (call.adds) line.load(added, static_cast<const T*>(call.bias) + at.bias, call.bias_step, from, left);
             if (call.masks) line.load(kept, static_cast<const uint8_t*>(call.mask) + at.mask, call.mask_step, from, left);
             if (call.cap > R(0)) {
+                by_steepness<T>(call, [&](auto steep) {
 #pragma unroll
-                for (auto& x : z) x = product(call.cap, hyperbolic_tangent(x * call.inverse_cap));
+                    for (int k = 0; k < TILE; k++) z[k] = product(call.cap, tangent<steep>(call, Element<T>::read(scores[k])));
+                });
             }
             if (call.adds) {
 #pragma unroll
@@ -375,9 +379,17 @@ __device__ __forceinline__ void fused_backward_line(const FusedLogits<T, Line, t
             }
             if (!SCORES && call.logits_gradient) logits.store(call.logits_gradient, from, results);
             if (!call.result) return;
+            if (SCORES || !(call.cap > R(0))) {
 #pragma unroll
-            for (int k = 0; k < TILE; k++) {
-                if (takes_part(z[k])) results[k] *= SCORES ? call.scale : slope(call, Element<T>::read(scores[k]));
+                for (auto& x : results) x *= call.scale;
+            } else {
+                by_steepness<T>(call, [&](auto steep) {
+#pragma unroll
+                    for (int k = 0; k < TILE; k++) {
+                        const R of = slope<steep>(call, Element<T>::read(scores[k]));
+                        results[k] = takes_part(z[k]) ? results[k] * of : results[k];
+                    }
+                });
             }
             logits.store(static_cast<T*>(call.result), from, results);
         });

@@ -31,23 +31,9 @@ struct OtherDtype<float> {
     }
 };
 
-// How many of what follows is written out: of doubles, whose functions are long, one.
-template <typename R, int COUNT>
-constexpr int AT_ONCE = sizeof(R) == 8 ? 1 : COUNT;
-
-// What softcap's cap is multiplied with, and what gradients are. Called, since there would be one for each few elements of a thread.
-template <typename R, int COUNT>
-__device__ __noinline__ Few<R, COUNT> tangents(const Fused<R>& call, Few<R, COUNT> scores) {
-#pragma unroll (AT_ONCE<R, COUNT>)
-    for (int i = 0; i < COUNT; i++) scores.of[i] = hyperbolic_tangent(scores.of[i] * call.scale * call.inverse_cap);
-    return scores;
-}
-template <typename R, int COUNT>
-__device__ __noinline__ Few<R, COUNT> slopes(const Fused<R>& call, Few<R, COUNT> scores) {
-#pragma unroll (AT_ONCE<R, COUNT>)
-    for (int i = 0; i < COUNT; i++) scores.of[i] = slope(call, scores.of[i]);
-    return scores;
-}
+// Whether a softcap's tangents are taken by its steepness, as of half precision they are in tiles: src/cuda/fused.rs gives these no others.
+template <typename T>
+constexpr bool HAS_STEEPNESS = sizeof(T) == 2;
 
 // An element in global memory whose address was reckoned here
 template <typename P>
@@ -152,11 +138,6 @@ struct TileGroup {
     }
     // As WarpGroup's
     __device__ __forceinline__ bool all(bool holds) const { return is_block() ? holds : __all_sync(~0u, holds); }
-};
-
-template <bool VALUE>
-struct Constant {
-    __host__ __device__ constexpr operator bool() const { return VALUE; }
 };
 
 // What was read for the elements of a unit: for each by itself or, IN_PAIRS, for two of half precision as one word.
@@ -371,8 +352,9 @@ struct TilePlaces {
 template <typename T, int WORDS> struct TileGradients;
 template <typename T, int WORDS> struct TileGradientUnits;
 
-// The logits of these elements. MASKS_FIRST: a mask comes into z before the scores do, unless what is added has to, for more text.
-template <typename T, int WORDS, int FEW, bool MASKS_FIRST = false>
+// The logits of these elements. CAPPED: there is a softcap. MASKS_FIRST: a mask comes into z before the scores do, unless what is added has to, for
+// more text.
+template <typename T, int WORDS, int FEW, bool CAPPED, bool MASKS_FIRST = false>
 struct TileLogits : TilePlaces<T, WORDS, FEW> {
     using R = Real<T>;
     using Places = TilePlaces<T, WORDS, FEW>;
@@ -437,7 +419,7 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
     __device__ __forceinline__ R load(const Fused<R>& call, const Place& place, const MaskRow& row) {
         const R scale = call.scale;
         R max;
-        if (call.cap > R(0)) max = load_capped(call);
+        if constexpr (CAPPED) max = load_capped(call);
         else if (call.adds == EACH) max = load_with<true>([&](R score, R own) { return fma(score, scale, own); });
         else if (comes_first(call)) max = load_with<true>([&](R score, R keep) { return keeps(keep) ? fma(score, scale, added) : absent(); });
         else max = load_with<false>([&](R score, R) { return fma(score, scale, added); });
@@ -502,14 +484,13 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
     __device__ __forceinline__ R load_capped(const Fused<R>& call) {
         R max = absent();
         each_few_scores([&](int few, const auto& found) {
-            const auto tangent = tangents(call, found);
 #pragma unroll
             for (int from = 0; from < FEW * PER_UNIT && few + from < COUNT; from += PER_UNIT) {
                 const auto others = beside((few + from) / PER_UNIT);
 #pragma unroll
                 for (int i = from; i < from + PER_UNIT; i++) {
                     R& own = z[few + i];
-                    const R logit = fma(tangent.of[i], call.cap, call.adds == EACH ? others.of[i - from] : added);
+                    const R logit = fma(tangent<HAS_STEEPNESS<T>>(call, found.of[i]), call.cap, call.adds == EACH ? others.of[i - from] : added);
                     const bool takes_part = is_of_line(few + i) && !(comes_first(call) && !keeps(others.of[i - from]));
                     max = greater(max, own = takes_part ? logit : absent());
                 }
@@ -750,7 +731,7 @@ struct TileGradients {
 
     // Of the scores' dtype, in shared memory.
     template <typename Held>
-    __device__ __forceinline__ void load(const Held& held, const T* line, int) {
+    __device__ __forceinline__ void load(const Held& held, const T* line) {
         held.each_unit(shared_address(line + held.first), [&](int k, bool is, T g) { of_element[k] = is ? g : R(0); });
     }
     // Of another dtype, in global memory
@@ -765,22 +746,14 @@ struct TileGradients {
     __device__ __forceinline__ void clear(int k, int) { of_element[k] = R(0); }
     __device__ __forceinline__ void look_again(int) {}
 };
-// … and of half precision as they lie in memory.
+// … and of half precision as they lie in memory, in units as the scores are: src/cuda/fused.rs gives these kernels none that lie otherwise.
 template <typename T, int WORDS>
 struct TileGradientUnits {
     Unit<T> units[WORDS + 1];
 
-    // Lines begin so many elements apart in their units.
     template <typename Held>
-    __device__ __forceinline__ void load(const Held& held, const T* line, int apart) {
-        if (apart % 2 == 0) {
-            held.each_unit(shared_address(line + held.first), [&](int k, bool is, Unit<T> unit) { units[k] = is ? unit : Unit<T>{}; });
-        } else {
-            held.each_place([&](int k, int j, bool is) {
-                units[k] = Unit<T>{};
-                if (is) units[k].x = line[j], units[k].y = line[j + 1];
-            });
-        }
+    __device__ __forceinline__ void load(const Held& held, const T* line) {
+        held.each_unit(shared_address(line + held.first), [&](int k, bool is, Unit<T> unit) { units[k] = is ? unit : Unit<T>{}; });
         units[WORDS] = Unit<T>{};
         if (held.has_first) units[WORDS].x = line[0];
         if (held.has_last) units[WORDS].y = line[held.len - 1];
@@ -792,9 +765,9 @@ struct TileGradientUnits {
 };
 
 // The gradients of the scores and what is around them. `held` becomes the gradients of the scores.
-template <typename T, int WORDS, int FEW>
-__device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileLogits<T, WORDS, FEW>& held,
-                                               typename TileLogits<T, WORDS, FEW>::Gradients& g, const TileGroup<Real<T>>& group,
+template <typename T, int WORDS, int FEW, bool CAPPED>
+__device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileLogits<T, WORDS, FEW, CAPPED>& held,
+                                               typename TileLogits<T, WORDS, FEW, CAPPED>::Gradients& g, const TileGroup<Real<T>>& group,
                                                const MaskRow& mask) {
     using R = Real<T>;
     const R own_max = held.load(call, at, mask);
@@ -818,14 +791,14 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
         R* to = call.logits_gradient + at.scores;
         held.each([&](int n, int j) { to[j] = held.z[n]; });
     }
-    if (call.cap > R(0)) {
-        // What takes no part has none, whatever its score is.
+    if constexpr (CAPPED) {
         held.each_few_scores([&](int few, const auto& scores) {
-            const auto of = slopes(call, scores);
 #pragma unroll
-            for (int i = 0; i < int(sizeof(of.of) / sizeof(R)) && few + i < held.COUNT; i++) {
+            for (int i = 0; i < int(sizeof(scores.of) / sizeof(R)) && few + i < held.COUNT; i++) {
+                // What takes no part has none, whatever its score is.
                 R& own = held.z[few + i];
-                own = own != R(0) ? own * of.of[i] : own;
+                const R of = slope<HAS_STEEPNESS<T>>(call, scores.of[i]);
+                own = own != R(0) ? own * of : own;
             }
         });
     } else {
@@ -907,7 +880,7 @@ __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, 
             drop(call, at.line, gradients, len, group.rank(), group.size());
             __syncthreads();
         }
-        g.load(held, gradients, Tile<T>::before(gradient) - Tile<T>::before(scores));
+        g.load(held, gradients);
     }
     tile_gradients(call, at, there, held, g, group, mask);
     if (call.result) store_tile(held, tile, Tile<T>::before(scores), static_cast<T*>(call.result) + start, [](T*) {});
@@ -918,16 +891,21 @@ __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, 
 // up to 1.25 times as long): of f32 25 (340613 x 197 with a mask shared by all 1.07 copies; with 24, for which two threads would
 // take a line where one does, 1.28), of half precision as numbers twenty (115977 x 577 with a bias 1.33; with sixteen 1.80, but
 // 340613 x 197 1.55 instead of 1.61). Masks of f32 come first: 340613 x 197 with one for each of many matrices 1.07, behind the
-// scores 1.45.
+// scores 1.45. With a softcap 18, which take no spilled registers: 128 x 12 x 197 x 197 1.20 (H100), twenty 1.42.
+template <typename T, bool CAPPED = false>
+using LogitsInTile = std::conditional_t<sizeof(T) == 4, TileLogits<T, 25, 5, CAPPED, true>,
+                                        std::conditional_t<sizeof(T) == 8, TileLogits<T, 8, 4, CAPPED>, TileLogits<T, CAPPED ? 18 : 20, 2, CAPPED>>>;
 template <typename T>
-using LogitsInTile = std::conditional_t<sizeof(T) == 4, TileLogits<T, 25, 5, true>,
-                                        std::conditional_t<sizeof(T) == 8, TileLogits<T, 8, 4>, TileLogits<T, 20, 2>>>;
+using CappedInTile = LogitsInTile<T, true>;
 template <typename T>
 using ScoresInTile = TileScores<T, 32, 4, true>;
-// Of gradients: with a scale of f32 1.50 to 1.56 copies, with twelve units 1.7 to 2.4.
+// Of gradients: with a scale of f32 1.50 to 1.56 copies, with twelve units 1.7 to 2.4. Of half precision as numbers twenty in 96 registers, for which blocks
+// have up to 320 threads: 128 x 12 x 197 x 197 with a bias 1.90 (H100), ten in 64 registers 2.45, twenty in 128 2.08.
+template <typename T, bool CAPPED = false>
+using LogitsInTiles = std::conditional_t<sizeof(T) == 4, TileLogits<T, 20, 4, CAPPED>,
+                                         std::conditional_t<sizeof(T) == 8, TileLogits<T, 8, 4, CAPPED>, TileLogits<T, CAPPED ? 18 : 20, 2, CAPPED>>>;
 template <typename T>
-using LogitsInTiles = std::conditional_t<sizeof(T) == 4, TileLogits<T, 20, 4>,
-                                         std::conditional_t<sizeof(T) == 8, TileLogits<T, 8, 4>, TileLogits<T, 10, 2>>>;
+using CappedInTiles = LogitsInTiles<T, true>;
 template <typename T>
 using ScoresInTiles = TileScores<T, 20, 2, false>;
 
@@ -938,7 +916,7 @@ using ScoresInTiles = TileScores<T, 20, 2, false>;
         fused_tile<T, Held<T>>(call, TileGroup<Real<T>>{shift, parts, nullptr});          \
     }
 #define FUSED_BACKWARD_TILE(name, dtype, T, Held)                                         \
-    extern "C" __global__ void __launch_bounds__(512, sizeof(T) == 8 ? 1 : 2)             \
+    extern "C" __global__ void __launch_bounds__(sizeof(T) == 2 && Held<T>::ONCE ? 320 : 512, sizeof(T) == 8 ? 1 : 2) \
         name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) {          \
         __shared__ Weighted<Real<T>> parts[MAX_WARPS];                                    \
         const TileGroup<Real<T>> group{shift, nullptr, parts};                            \

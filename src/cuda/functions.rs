@@ -3,7 +3,7 @@
 //! candle's own cache asks the driver for the function at every call and may load a module twice when threads race;
 //! this one finds a function with a read lock and a small hash, and holds no lock while a kernel is launched.
 
-use super::plan::{DeviceFacts, Family, FusedLines, Kernel, Plan, Strips};
+use super::plan::{DeviceFacts, Family, FusedLines, Held, Kernel, Plan, Strips};
 use super::registers::to_absolute;
 use crate::op::Output;
 use candle_core::cuda_backend::cudarc::driver::{sys, CudaContext, CudaFunction, CudaModule};
@@ -52,16 +52,21 @@ impl Key {
         // Of kernels in families that tell lines of whole packs from any others
         let any = |whole: bool| if whole { "" } else { "_any" };
         let packed = |family: &str, whole: bool| format!("{family}{}_{log}softmax", any(whole));
-        let fused = |group: &str, backward: bool, lines: FusedLines| {
-            let of = match lines {
-                FusedLines::Packs => "",
-                FusedLines::Window => "_window",
-                FusedLines::Scores => "_scores",
-                FusedLines::ScoresWindow => "_scores_window",
-            };
+        let fused = |group: &str, backward: bool, of: &str| {
             format!("fused{}_{group}{of}", if backward { "_backward" } else { "" })
         };
-        let of_scores = |scores: bool| if scores { FusedLines::Scores } else { FusedLines::Packs };
+        let of_lines = |lines: FusedLines| match lines {
+            FusedLines::Packs => "",
+            FusedLines::Window => "_window",
+            FusedLines::Scores => "_scores",
+            FusedLines::ScoresWindow => "_scores_window",
+        };
+        let of_held = |held: Held| match held {
+            Held::Logits => "",
+            Held::CappedLogits => "_capped",
+            Held::Scores => "_scores",
+        };
+        let of_scores = |scores: bool| if scores { "_scores" } else { "" };
         let name = match self.kernel {
             Kernel::SafeRows => "safe_softmax_rows".into(),
             Kernel::SafeShortRows => "safe_softmax_short_rows".into(),
@@ -96,9 +101,9 @@ impl Key {
             Kernel::BackwardWarp { count } => format!("backward_warp_{count}"),
             Kernel::BackwardBlock { count } => format!("backward_block_{count}"),
             Kernel::BackwardCluster { count } => format!("backward_cluster_{count}"),
-            Kernel::FusedWarp { backward, lines } => fused("warp", backward, lines),
-            Kernel::FusedBlock { backward, lines } => fused("block", backward, lines),
-            Kernel::FusedTile { backward, scores } => fused("tile", backward, of_scores(scores)),
+            Kernel::FusedWarp { backward, lines } => fused("warp", backward, of_lines(lines)),
+            Kernel::FusedBlock { backward, lines } => fused("block", backward, of_lines(lines)),
+            Kernel::FusedTile { backward, held } => fused("tile", backward, of_held(held)),
             Kernel::FusedCluster => "fused_cluster".into(),
             Kernel::FusedGroup { backward, scores } => fused("group", backward, of_scores(scores)),
             Kernel::FusedRows { backward, scores } => fused("rows", backward, of_scores(scores)),
@@ -278,7 +283,7 @@ mod tests {
             kernels.extend([Kernel::FusedWarp { backward, lines }, Kernel::FusedBlock { backward, lines }]);
         }
         for backward in [false, true] {
-            kernels.push(Kernel::FusedTile { backward, scores: false });
+            kernels.extend([Held::Logits, Held::CappedLogits].map(|held| Kernel::FusedTile { backward, held }));
             for scores in [false, true] {
                 kernels.extend([Kernel::FusedGroup { backward, scores }, Kernel::FusedRows { backward, scores }]);
             }
@@ -348,8 +353,8 @@ mod tests {
                     Kernel::FusedWarp { backward: false, lines: FusedLines::ScoresWindow },
                     Kernel::FusedBlock { backward: false, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: false, lines: FusedLines::ScoresWindow },
-                    Kernel::FusedTile { backward: false, scores: true },
-                    Kernel::FusedTile { backward: true, scores: true },
+                    Kernel::FusedTile { backward: false, held: Held::Scores },
+                    Kernel::FusedTile { backward: true, held: Held::Scores },
                     Kernel::FusedWarp { backward: true, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                     Kernel::Column { columns: 2, rows: 16, whole },
@@ -393,7 +398,7 @@ mod tests {
                             kernel,
                             Kernel::FusedWarp { lines: Scores | ScoresWindow, .. }
                                 | Kernel::FusedBlock { lines: Scores | ScoresWindow, .. }
-                                | Kernel::FusedTile { scores: true, .. }
+                                | Kernel::FusedTile { held: Held::Scores, .. }
                         );
                         let wide_half = kernel == Kernel::Tile { words: 33 } && dtype != "f32";
                         if compute_capability == 75 && (kernel.needs_hopper() || of_scores || wide_half) {

@@ -93,6 +93,7 @@ struct Call<R> {
     cap: R,
     inverse_cap: R,
     kept_scale: R,
+    steepness: R,
     threshold: u32,
     keys: [[u32; 2]; 7],
     dtype: i32,
@@ -107,7 +108,7 @@ struct Call<R> {
     apart: ExactDivisor,
     alike: ExactDivisor,
 }
-const _: () = assert!(size_of::<Call<f32>>() == 592 && size_of::<Call<f64>>() == 608);
+const _: () = assert!(size_of::<Call<f32>>() == 600 && size_of::<Call<f64>>() == 616);
 
 /// f32 or f64 out of the options' f64.
 trait Narrow: Copy {
@@ -245,18 +246,19 @@ fn run(
         scale_alone,
         queries: options.window.map_or(0, |window| window.queries),
         scores: scaled && scores,
+        capped: options.softcap.is_some(),
         masked_alike: if mask != 0 && geometry.mask_step > 0 { masked_alike(geometry) } else { 0 },
-        tiles: known_to_tiles(dtype, out, backward, options.dropout.is_some()),
+        tiles: known_to_tiles(options, dtype, out, tensors),
         narrow: is_narrow(options, geometry),
     };
     let plan = plan::fused(geometry.lines, kind, dtype.size_in_bytes(), functions::facts(device)?);
-    by_dtype!(NAME, dtype, launch(options, geometry, out, device, tensors, plan))
+    by_dtype!(NAME, dtype, launch(options, geometry, (dtype, out), device, tensors, plan))
 }
 
 fn launch<T: CudaElement>(
     options: &Options,
     geometry: &Geometry,
-    out: DType,
+    dtypes: (DType, DType),
     device: &CudaDevice,
     tensors: Addresses,
     plan: Plan,
@@ -264,7 +266,7 @@ fn launch<T: CudaElement>(
 where
     T::Real: Narrow,
 {
-    let call = call::<T::Real>(options, geometry, out, tensors, plan)?;
+    let call = call::<T::Real>(options, geometry, dtypes, tensors, plan)?;
     // SAFETY: the addresses are of storages as large as the geometry says, checked when they were taken; a plan covers all
     // lines, and the kernels mask or stride over what lies beyond.
     unsafe { launch::fused::<T, _>(device, call, geometry.lines, plan) }
@@ -273,7 +275,7 @@ where
 fn call<R: Narrow>(
     options: &Options,
     geometry: &Geometry,
-    out: DType,
+    (dtype, out): (DType, DType),
     tensors: Addresses,
     plan: Plan,
 ) -> Result<Call<R>> {
@@ -318,6 +320,7 @@ fn call<R: Narrow>(
         cap: R::narrow(cap),
         inverse_cap: R::narrow(1.0 / cap),
         kept_scale: R::narrow(options.dropout.map_or(1.0, |dropout| dropout.kept_scale())),
+        steepness: R::narrow(steepness(options, dtype, out).unwrap_or(0.0)),
         threshold: options.dropout.map_or(0, |dropout| dropout.threshold << 16),
         keys: options.dropout.map_or([[0, 0]; 7], |dropout| round_keys(dropout.seed)),
         dtype: match out {
@@ -340,6 +343,17 @@ fn call<R: Narrow>(
     })
 }
 
+/// What scores are multiplied with to be the exponents, for base 2, that give softcap's tangents in few instructions, if these are exact enough: they are
+/// off by up to 3e-7, and a logit by that times the cap, which results of half precision have room for.
+fn steepness(options: &Options, scores: DType, result: DType) -> Option<f64> {
+    let is_half = |dtype: DType| matches!(dtype, DType::F16 | DType::BF16);
+    let cap = options.softcap.filter(|&cap| cap <= 128.0)?;
+    let steepness = 2.0 * std::f64::consts::LOG2_E * options.scale / cap;
+    // What is far from 1 is no normal number, or makes none of scores.
+    let usual = (1e-30..1e30).contains(&steepness.abs());
+    (is_half(scores) && is_half(result) && usual).then_some(steepness)
+}
+
 /// How many neighbouring lines have the same mask of an element for each key: one where these are no neighbours in memory.
 fn masked_alike(geometry: &Geometry) -> usize {
     if geometry.mask_step != 1 {
@@ -360,16 +374,22 @@ fn sharers(geometry: &Geometry, tensors: Addresses) -> Option<&Axis> {
     geometry.axes.iter().filter(|axis| step(axis) == 0).max_by_key(|axis| axis.size)
 }
 
-/// Whether `kernels/fused_tile.cuh` has results of this dtype or, backward, their gradients. Of another dtype than the scores' these are
-/// not dropped there, and beside half precision, where they are held as they lie in memory, there are none.
-fn known_to_tiles(scores: DType, result: DType, backward: bool, dropout: bool) -> bool {
+/// Whether `kernels/fused_tile.cuh` has kernels for this call. Results of another dtype than the scores' or, backward, their gradients are not dropped
+/// there, and beside half precision, where gradients are held as they lie in memory, there are none. Of half precision gradients lie in words as the
+/// scores do, and a softcap has a steepness.
+fn known_to_tiles(options: &Options, scores: DType, result: DType, tensors: Addresses) -> bool {
     use DType::{BF16, F16, F32, F64};
-    match (scores, result) {
+    let backward = tensors.gradient != 0;
+    let dtypes = match (scores, result) {
         _ if scores == result => true,
         (F16 | BF16, F32) => !backward,
-        (F64, F32) | (F32, F16 | BF16) => !(backward && dropout),
+        (F64, F32) | (F32, F16 | BF16) => !(backward && options.dropout.is_some()),
         _ => false,
-    }
+    };
+    let half = matches!(scores, F16 | BF16);
+    let in_words = !backward || tensors.scores % 4 == tensors.gradient % 4;
+    let steep = options.softcap.is_none() || steepness(options, scores, result).is_some();
+    dtypes && (!half || in_words && steep)
 }
 
 /// The keys of Philox's rounds.

@@ -183,10 +183,10 @@ pub(crate) enum Kernel {
         lines: FusedLines,
     },
     FusedCluster,
-    /// … or, of any length and offset, in tiles as above, of which a block may also take one line; `scores` as [`FusedLines::Scores`].
+    /// … or, of any length and offset, in tiles as above, of which a block may also take one line.
     FusedTile {
         backward: bool,
-        scores: bool,
+        held: Held,
     },
     /// … or read twice by a group of threads, lines side by side and contiguous ones; `scores`: with nothing but a scale, window and sinks.
     FusedGroup {
@@ -261,6 +261,16 @@ pub(crate) enum FusedLines {
     ScoresWindow,
 }
 
+/// What the threads of a [`Kernel::FusedTile`] hold of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Held {
+    Logits,
+    /// With a softcap, whose code takes registers from whatever is compiled with it: 340613 x 197 f32 with a bias, backward, 1.62 copies and apart 1.49.
+    CappedLogits,
+    /// As [`FusedLines::Scores`]
+    Scores,
+}
+
 /// What of a fused call a plan depends on, beside its lines.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FusedKind {
@@ -271,6 +281,8 @@ pub(crate) struct FusedKind {
     pub queries: usize,
     /// What [`FusedLines::Scores`] are for.
     pub scores: bool,
+    /// There is a softcap.
+    pub capped: bool,
     /// Nothing but a scale, window and sinks is asked for, and results, gradients among them, are of the scores' dtype.
     pub scale_alone: bool,
     /// How many neighbouring lines have the same mask of an element for each key; 0 without one.
@@ -783,15 +795,17 @@ fn fused_registers(lines: Lines, kind: FusedKind, size: usize, device: DeviceFac
     Some(plan)
 }
 
-/// Units of 4 bytes (f64: elements) of a thread at most, as `kernels/fused_tile.cuh` has them.
-fn fused_tile_units(backward: bool, scores: bool, size: usize) -> usize {
-    match (backward, scores, size) {
-        (false, true, _) => 32,
-        (false, false, 2) => 20,
-        (false, false, 4) => 25,
-        (true, true, _) | (true, false, 4) => 20,
-        (true, false, 2) => 10,
-        _ => 8,
+/// Units of 4 bytes (f64: elements) of a thread and threads of a block, at most, as `kernels/fused_tile.cuh` has them.
+fn fused_tile_count(backward: bool, held: Held, size: usize) -> (usize, usize) {
+    match (backward, held, size) {
+        (_, _, 8) => (8, 512),
+        (false, Held::Scores, _) => (32, 512),
+        (false, _, 4) => (25, 512),
+        (false, Held::Logits, _) => (20, 512),
+        (false, Held::CappedLogits, _) => (18, 512),
+        (true, Held::Scores, _) | (true, _, 4) => (20, 512),
+        (true, Held::Logits, _) => (20, 320),
+        (true, Held::CappedLogits, _) => (18, 320),
     }
 }
 
@@ -837,18 +851,22 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
         }
     };
     let lines_of_block = |threads: usize| if threads <= WARP { WARP_BLOCK / threads } else { 1 };
-    let mut scores = kind.scores && size == 2 && device.compute_capability >= 90;
+    let logits = if kind.capped { Held::CappedLogits } else { Held::Logits };
+    let scores = kind.scores && size == 2 && device.compute_capability >= 90;
+    let mut held = if scores { Held::Scores } else { logits };
     if scores && kind.masked_alike > 0 && !backward {
         // Where four threads would take a line, of which each reads two bytes of the mask at a time, eight that hold logits are faster
         // if these have enough to do: 261112 x 257 1.63, as scores 2.06; but 340613 x 197 1.77 and 1.29, 115977 x 577 1.82 and 1.42.
-        let most = fused_tile_units(backward, scores, size);
+        let (most, _) = fused_tile_count(backward, held, size);
         let threads = threads_of(most);
-        scores = threads != 4 || 5 * units < 4 * most * 4 || tiles_share_mask(kind, size, lines_of_block(threads));
+        if threads == 4 && 5 * units >= 4 * most * 4 && !tiles_share_mask(kind, size, lines_of_block(threads)) {
+            held = logits;
+        }
     }
-    let mut most = fused_tile_units(backward, scores, size);
+    let (mut most, most_threads) = fused_tile_count(backward, held, size);
     while most >= 2 * TILE_FEW_UNITS
         && !tile_fills(lines, threads_of(most), device)
-        && threads_of(most / 2) <= MAX_REGISTER_BLOCK
+        && threads_of(most / 2) <= most_threads
     {
         most /= 2;
     }
@@ -858,15 +876,15 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
     let grid = lines.count().div_ceil(per_block);
     // Of gradients another one, for those of the result
     let tiles = if backward { 2 } else { 1 };
-    let possible = threads <= MAX_REGISTER_BLOCK && grid <= MAX_GRID && tiles * lines.len * size <= MOST_BYTES;
+    let possible = threads <= most_threads && grid <= MAX_GRID && tiles * lines.len * size <= MOST_BYTES;
     // Gradients that are held as scores have not the registers for it.
-    let shares_mask = !(backward && scores) && tiles_share_mask(kind, size, per_block);
+    let shares_mask = !(backward && held == Held::Scores) && tiles_share_mask(kind, size, per_block);
     let mask_bytes = if shares_mask { 4 * (lines.len / 2 * 2 + 1) } else { 0 };
     possible.then(|| Plan {
         parameter: shift,
         shared_bytes: tiles as u32 * tile_bytes(per_block, lines, size).next_multiple_of(128) + mask_bytes as u32,
         shares_mask,
-        ..plan(Kernel::FusedTile { backward, scores }, grid, block)
+        ..plan(Kernel::FusedTile { backward, held }, grid, block)
     })
 }
 
@@ -2150,6 +2168,7 @@ mod tests {
             whole: true,
             queries: 0,
             scores: false,
+            capped: false,
             scale_alone: false,
             masked_alike: 0,
             tiles: true,
@@ -2159,10 +2178,11 @@ mod tests {
         let alone = FusedKind { scale_alone: true, ..any };
         let scores = FusedKind { scores: true, ..packs };
         let gradients = FusedKind { backward: true, ..scores };
+        let capped = FusedKind { capped: true, ..any };
         let masked = FusedKind { scores: true, masked_alike: 1, ..any };
         let padded = FusedKind { masked_alike: 1000, ..masked };
-        let gradients_of_any = Kernel::FusedTile { backward: true, scores: false };
-        let scores_of_gradients = Kernel::FusedTile { backward: true, scores: true };
+        let gradients_of_any = Kernel::FusedTile { backward: true, held: Held::Logits };
+        let scores_of_gradients = Kernel::FusedTile { backward: true, held: Held::Scores };
         let (backward, of) = (false, FusedLines::Packs);
         for (lines, kind, device, kernel) in [
             (lines(1 << 20, 512, 1), packs, HOPPER, Kernel::FusedWarp { backward, lines: of }),
@@ -2193,29 +2213,36 @@ mod tests {
             (lines(64, 1024, 1), scores, HOPPER, Kernel::FusedWarp { backward, lines: of }),
             (lines(64, 8200, 1), packs, HOPPER, Kernel::FusedCluster),
             (lines(64, 8200, 1), packs, TURING, Kernel::FusedRows { backward, scores: false }),
-            (lines(64, 2000, 1), any, TURING, Kernel::FusedTile { backward, scores: false }),
-            (lines(64, 77, 1), any, HOPPER, Kernel::FusedTile { backward, scores: false }),
+            (lines(64, 2000, 1), any, TURING, Kernel::FusedTile { backward, held: Held::Logits }),
+            (lines(64, 77, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits }),
             (
                 lines(64, 77, 1),
                 FusedKind { tiles: false, ..any },
                 HOPPER,
                 Kernel::FusedRows { backward, scores: false },
             ),
-            (lines(64, 77, 1), FusedKind { scores: true, ..any }, HOPPER, Kernel::FusedTile { backward, scores: true }),
+            (
+                lines(64, 77, 1),
+                FusedKind { scores: true, ..any },
+                HOPPER,
+                Kernel::FusedTile { backward, held: Held::Scores },
+            ),
             (
                 lines(64, 77, 1),
                 FusedKind { scores: true, ..any },
                 TURING,
-                Kernel::FusedTile { backward, scores: false },
+                Kernel::FusedTile { backward, held: Held::Logits },
             ),
-            (lines(64, 257, 1), masked, HOPPER, Kernel::FusedTile { backward, scores: false }),
-            (lines(64, 333, 1), masked, HOPPER, Kernel::FusedTile { backward, scores: true }),
-            (lines(64, 257, 1), padded, HOPPER, Kernel::FusedTile { backward, scores: true }),
-            (lines(64, 20_480, 1), any, HOPPER, Kernel::FusedTile { backward, scores: false }),
+            (lines(64, 257, 1), masked, HOPPER, Kernel::FusedTile { backward, held: Held::Logits }),
+            (lines(64, 333, 1), masked, HOPPER, Kernel::FusedTile { backward, held: Held::Scores }),
+            (lines(64, 257, 1), padded, HOPPER, Kernel::FusedTile { backward, held: Held::Scores }),
+            (lines(64, 20_480, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits }),
+            (lines(64, 18_432, 1), capped, HOPPER, Kernel::FusedTile { backward, held: Held::CappedLogits }),
+            (lines(64, 18_434, 1), capped, HOPPER, Kernel::FusedRows { backward, scores: false }),
             (lines(64, 20_483, 1), any, HOPPER, Kernel::FusedRows { backward, scores: false }),
             (lines(64, 77, 1), FusedKind { backward: true, ..any }, HOPPER, gradients_of_any),
             (
-                lines(64, 10_243, 1),
+                lines(64, 12_301, 1),
                 FusedKind { backward: true, ..any },
                 HOPPER,
                 Kernel::FusedRows { backward: true, scores: false },
@@ -2261,7 +2288,8 @@ mod tests {
                     whole,
                     queries: if size == 8 || outer == 129 { 100 } else { 0 },
                     scores: outer != 128,
-                    scale_alone: outer == 128,
+                    capped: outer == 128 && len % 2 == 1,
+                    scale_alone: outer == 128 && len % 2 == 0,
                     masked_alike: [0, 1, 1000][outer % 3],
                     tiles: outer != 31,
                     narrow: lines.count() < 1 << 32,
@@ -2294,14 +2322,15 @@ mod tests {
                     Kernel::FusedBlock { .. } => {
                         assert!(count * block >= len && block <= most_threads && grid == lines.count(), "{what}");
                     }
-                    Kernel::FusedTile { scores, .. } => {
-                        let most = fused_tile_units(backward, scores, size);
+                    Kernel::FusedTile { held, .. } => {
+                        let (most, most_threads) = fused_tile_count(backward, held, size);
+                        assert_eq!(held == Held::CappedLogits, kind.capped, "{what}");
                         let units = if size == 2 { len / 2 } else { len };
                         let of_block = plan.parameter == WHOLE_BLOCK;
                         assert!(of_block || plan.parameter <= 5 && block == 128, "{what}");
                         let (threads, here) =
                             if of_block { (block, 1) } else { (1 << plan.parameter, block >> plan.parameter) };
-                        assert!(most * threads >= units && block <= 512, "{what}");
+                        assert!(most * threads >= units && block <= most_threads, "{what}");
                         assert!(grid * here >= lines.count() && !whole, "{what}");
                         let (tile, tiles) = (here * len * size + 128 + 16, if backward { 2 } else { 1 });
                         let mask = if plan.shares_mask { 4 * (len / 2 * 2 + 1) } else { 0 };
