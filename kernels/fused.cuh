@@ -1052,7 +1052,7 @@ __device__ __forceinline__ void fused_backward_scores(const Fused<Real<T>>& call
         fused_backward_lines<T, COUNT, SIZE>(call, WholeBlocks<R, BlockExchange<R>>{{}, parts});  \
     }
 
-// Elements of a thread, and of a pack: src/cuda/plan.rs has these counts too.
+// Elements of a thread, and of a pack: src/cuda/plan has these counts too.
 template <typename T>
 constexpr int HELD = 64 / sizeof(T) < 8 ? 8 : 64 / sizeof(T);
 template <typename T>

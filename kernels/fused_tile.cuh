@@ -886,7 +886,7 @@ __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, 
     if (call.result) store_tile(held, tile, Tile<T>::before(scores), static_cast<T*>(call.result) + start, [](T*) {});
 }
 
-// Units of a thread, as src/cuda/plan.rs has them, and how many of them come together. What is done once for a line takes as long as
+// Units of a thread, as src/cuda/plan has them, and how many of them come together. What is done once for a line takes as long as
 // what is done for twelve to twenty units, so many are better, as long as 64 registers hold them (in 80, with fewer warps, it takes
 // up to 1.25 times as long): of f32 25 (340613 x 197 with a mask shared by all 1.07 copies; with 24, for which two threads would
 // take a line where one does, 1.28), of half precision as numbers twenty (115977 x 577 with a bias 1.33; with sixteen 1.80, but

@@ -10,7 +10,7 @@ constexpr int GROUP_THREADS = 512;
 // leaves the states of their parts, the second time it merges them.
 enum class Phase : int { WHOLE, PARTS, MERGED };
 
-// A group is 2^shift threads of a block or, if those are all, the blocks of a cluster; src/cuda/plan.rs says how many, and how many lines they
+// A group is 2^shift threads of a block or, if those are all, the blocks of a cluster; src/cuda/plan says how many, and how many lines they
 // take side by side. A thread alone has one line.
 struct LineGroup {
     int64_t groups, len, inner, strips;  // strips of lines that lie side by side in a row

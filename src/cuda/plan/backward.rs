@@ -1,0 +1,97 @@
+//! The gradients of softmax and log-softmax.
+
+use super::columns::{filling_narrow, narrow, split_columns};
+use super::group::group;
+use super::{
+    cluster_blocks, largest_cluster, plan, tile_of, DeviceFacts, Elements, Family, Kernel, Plan, MANY, MAX_GRID,
+    MAX_REGISTER_BLOCK, MAX_REGISTER_LINE, PACK_BYTES, WARP, WARP_BLOCK, WIDE_CLUSTER,
+};
+use crate::lines::Lines;
+
+/// The kernel for the backward of softmax. The input's alignment is that of the result and of its gradient.
+pub(crate) fn softmax_backward(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
+    let (size, alignment) = (elements.size, elements.input_alignment.min(elements.output_alignment));
+    let twice = || group(Kernel::BackwardGroup, lines, size, 2, device);
+    let forced = match device.forced {
+        Some(Family::Online | Family::Reduce) => Some(twice()),
+        Some(Family::Narrow) => narrow(lines, elements).map(backward_of),
+        Some(Family::Split) => split_columns(lines, elements, device).map(backward_of),
+        _ => None,
+    };
+    let side_by_side = || {
+        let split = || split_columns(lines, elements, device).filter(|_| lines.count() < MANY);
+        filling_narrow(lines, elements, device).or_else(split).map(backward_of)
+    };
+    let held = || {
+        let possible = alignment.is_multiple_of(PACK_BYTES) && lines.inner == 1 && lines.len <= MAX_REGISTER_LINE;
+        if !possible {
+            return None;
+        }
+        match (lines.len * size).is_multiple_of(PACK_BYTES) {
+            true => register_backward(lines, size, device),
+            false => tile_backward(lines, size),
+        }
+    };
+    forced.or_else(held).or_else(side_by_side).unwrap_or_else(twice)
+}
+
+/// The same grid for the gradient, whose kernels take the lines alike.
+fn backward_of(plan: Plan) -> Plan {
+    let kernel = match plan.kernel {
+        Kernel::Narrow { whole } => Kernel::BackwardNarrow { whole },
+        Kernel::SplitColumnsApply { whole } => Kernel::BackwardSplitColumns { whole },
+        other => other,
+    };
+    Plan { kernel, ..plan }
+}
+
+/// Short lines that are not whole packs
+fn tile_backward(lines: Lines, size: usize) -> Option<Plan> {
+    const WORDS: usize = 16;
+    let plan = tile_of(Kernel::BackwardTile { words: WORDS + 1 }, WORDS, lines, size).filter(|_| size < 8)?;
+    Some(Plan { shared_bytes: 2 * plan.shared_bytes.next_multiple_of(128), ..plan })
+}
+
+/// Over 3/2 of a copy: 65536 x 1024 sixteen elements 0.96 / 0.96; 8192 x 4096 0.96 / 0.96; 1024 x 32768 two blocks of 32
+/// 0.99 / 1.00, bf16 four of 32 1.01; 4096 x 128256 f32 eight of 32 0.99, sixteen 1.07; bf16 four of 64 0.97, eight of 32 1.02.
+fn register_backward(lines: Lines, size: usize, device: DeviceFacts) -> Option<Plan> {
+    let (of_warp, of_block, of_cluster): (usize, &[usize], &[(usize, usize)]) = match size {
+        8 => (8, &[8], &[(WIDE_CLUSTER, 16)]),
+        4 => (16, &[16], &[(WIDE_CLUSTER, 32)]),
+        _ => (16, &[16, 32], &[(2, 32), (WIDE_CLUSTER, 64)]),
+    };
+    if lines.len <= of_warp * WARP {
+        let shift = lines.len.div_ceil(of_warp).next_power_of_two().ilog2();
+        let grid = lines.count().div_ceil(WARP_BLOCK >> shift);
+        return (grid <= MAX_GRID).then(|| Plan {
+            parameter: shift as i32,
+            ..plan(Kernel::BackwardWarp { count: of_warp }, grid, WARP_BLOCK)
+        });
+    }
+    // Half of the largest block is best where it is enough.
+    let threads = |count: usize| lines.len.div_ceil(count).next_multiple_of(WARP);
+    let last = of_block.len() - 1;
+    let block = of_block
+        .iter()
+        .enumerate()
+        .find(|&(i, &count)| threads(count) <= if i == last { MAX_REGISTER_BLOCK } else { MAX_REGISTER_BLOCK / 2 });
+    if let Some((_, &count)) = block {
+        return (lines.count() <= MAX_GRID)
+            .then(|| plan(Kernel::BackwardBlock { count }, lines.count(), threads(count)));
+    }
+    if device.compute_capability < 90 {
+        return None;
+    }
+    let largest = largest_cluster(device);
+    of_cluster.iter().find_map(|&(most, count)| {
+        let blocks = cluster_blocks(lines, count);
+        (blocks <= most.min(largest) && lines.count() <= MAX_GRID / blocks).then(|| Plan {
+            cluster: blocks as u32,
+            ..plan(
+                Kernel::BackwardCluster { count },
+                lines.count() * blocks,
+                lines.len.div_ceil(count * blocks).next_multiple_of(WARP),
+            )
+        })
+    })
+}

@@ -1,0 +1,236 @@
+//! Softmax with what models put around it, and its gradients.
+
+use super::group::group;
+use super::{
+    cluster_blocks, largest_cluster, plan, tile_bytes, tile_fills, tile_units, DeviceFacts, Family, FusedKind,
+    FusedLines, Held, Kernel, Plan, MAX_GRID, TILE_FEW_UNITS, WARP, WARP_BLOCK,
+};
+use crate::lines::Lines;
+
+/// The kernel for softmax with what models put around it, or for the gradients, of elements of `size` bytes.
+pub(crate) fn fused(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Plan {
+    let backward = kind.backward;
+    let scores = kind.scale_alone;
+    let kernel =
+        if lines.inner == 1 { Kernel::FusedRows { backward, scores } } else { Kernel::FusedGroup { backward, scores } };
+    let group = || group(kernel, lines, size, if backward { 2 } else { 1 }, device);
+    let registers = || fused_registers(lines, kind, size, device);
+    let cluster = || fused_cluster(lines, kind, size, device);
+    let forced = match device.forced {
+        Some(Family::Online | Family::Reduce) => Some(group()),
+        Some(Family::Register) => registers(),
+        Some(Family::Cluster) => cluster(),
+        _ => None,
+    };
+    forced.or_else(registers).or_else(cluster).unwrap_or_else(group)
+}
+
+/// Elements of a thread and threads of a block, at most, of whole packs, as `kernels/fused.cuh` has them. Of (8, 16, 2048, 2048) with a scale: f32
+/// sixteen 0.94, 32 0.95; bf16 32 0.96, sixteen 1.13, 64 1.04.
+pub(super) fn fused_count(backward: bool, size: usize) -> (usize, usize) {
+    match (backward, size) {
+        (false, 2) => (32, 256),
+        (false, 4) => (16, 256),
+        (false, _) => (8, 256),
+        (true, 2) => (16, 512),
+        (true, 4) => (16, 384),
+        (true, _) => (8, 512),
+    }
+}
+
+fn fused_registers(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
+    let FusedKind { backward, whole, queries, narrow, scores, .. } = kind;
+    if lines.inner > 1 || !narrow {
+        return None;
+    }
+    if !whole {
+        return fused_tile(lines, kind, size, device);
+    }
+    let hopper = device.compute_capability >= 90;
+    if let (true, true, Some(held)) = (scores, hopper, scores_count(backward, size)) {
+        let plan = if backward {
+            warp_or_block(lines, held, backward, FusedLines::Scores)
+        } else {
+            fused_scores(lines, kind, held, device)
+        };
+        if plan.is_some() {
+            return plan;
+        }
+    }
+    let held = fused_count(backward, size);
+    let of = if queries > 0 && !backward { FusedLines::Window } else { FusedLines::Packs };
+    let plan = warp_or_block(lines, held, backward, of)?;
+    if let Kernel::FusedBlock { lines: FusedLines::Window, .. } = plan.kernel {
+        let resident = if size == 4 { 1280 } else { 1024 };
+        let ahead = fused_ahead(lines, queries, size, resident / plan.block as usize, device);
+        return Some(Plan { parameter: ahead as i32, ..plan });
+    }
+    Some(plan)
+}
+
+/// Units of 4 bytes (f64: elements) of a thread and threads of a block, at most, as `kernels/fused_tile.cuh` has them.
+pub(super) fn fused_tile_count(backward: bool, held: Held, size: usize) -> (usize, usize) {
+    match (backward, held, size) {
+        (_, _, 8) => (8, 512),
+        (false, Held::Scores, _) => (32, 512),
+        (false, _, 4) => (25, 512),
+        (false, Held::Logits, _) => (20, 512),
+        (false, Held::CappedLogits, _) => (18, 512),
+        (true, Held::Scores, _) | (true, _, 4) => (20, 512),
+        (true, Held::Logits, _) => (20, 320),
+        (true, Held::CappedLogits, _) => (18, 320),
+    }
+}
+
+/// [`Plan::parameter`] where a block takes one line, and no part of a warp does.
+pub(crate) const WHOLE_BLOCK: i32 = 6;
+
+/// Lines of any length in tiles. In copies, f16 / f32: with a scale 871486 x 77 1.08 / 1.02, 340613 x 197 1.05 / 1.03, 115977 x 577
+/// 1.12 / 1.02, 32752 x 2047 1.06 / 1.02; with a bias for each 1.33 / 1.04, 1.61 / 1.05, 1.33 / 1.03, 1.63 / 1.45; the gradients with a
+/// scale (floor 1.5) 1.92 / 1.51, 2.35 / 1.56, 1.94 / 1.50, 2.28 / 1.50.
+fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
+    const MOST_BYTES: usize = 47 << 10;
+    if !kind.tiles {
+        return None;
+    }
+    let backward = kind.backward;
+    let units = tile_units(lines, size);
+    // Threads that share a line where each of them has up to so many units.
+    let threads_of = |most: usize| {
+        let threads = units.div_ceil(most).max(1);
+        if threads <= WARP {
+            threads.next_power_of_two()
+        } else {
+            threads.next_multiple_of(WARP)
+        }
+    };
+    let lines_of_block = |threads: usize| if threads <= WARP { WARP_BLOCK / threads } else { 1 };
+    let logits = if kind.capped { Held::CappedLogits } else { Held::Logits };
+    let scores = kind.scores && size == 2 && device.compute_capability >= 90;
+    let mut held = if scores { Held::Scores } else { logits };
+    if scores && kind.masked_alike > 0 && !backward {
+        // Where four threads would take a line, of which each reads two bytes of the mask at a time, eight that hold logits are faster
+        // if these have enough to do: 261112 x 257 1.63, as scores 2.06; but 340613 x 197 1.77 and 1.29, 115977 x 577 1.82 and 1.42.
+        let (most, _) = fused_tile_count(backward, held, size);
+        let threads = threads_of(most);
+        if threads == 4 && 5 * units >= 4 * most * 4 && !tiles_share_mask(kind, size, lines_of_block(threads)) {
+            held = logits;
+        }
+    }
+    let (mut most, most_threads) = fused_tile_count(backward, held, size);
+    while most >= 2 * TILE_FEW_UNITS
+        && !tile_fills(lines, threads_of(most), device)
+        && threads_of(most / 2) <= most_threads
+    {
+        most /= 2;
+    }
+    let threads = threads_of(most);
+    let (shift, block) = if threads <= WARP { (threads.ilog2() as i32, WARP_BLOCK) } else { (WHOLE_BLOCK, threads) };
+    let per_block = lines_of_block(threads);
+    let grid = lines.count().div_ceil(per_block);
+    // Of gradients another one, for those of the result
+    let tiles = if backward { 2 } else { 1 };
+    let possible = threads <= most_threads && grid <= MAX_GRID && tiles * lines.len * size <= MOST_BYTES;
+    // Gradients that are held as scores have not the registers for it.
+    let shares_mask = !(backward && held == Held::Scores) && tiles_share_mask(kind, size, per_block);
+    let mask_bytes = if shares_mask { 4 * (lines.len / 2 * 2 + 1) } else { 0 };
+    possible.then(|| Plan {
+        parameter: shift,
+        shared_bytes: tiles as u32 * tile_bytes(per_block, lines, size).next_multiple_of(128) + mask_bytes as u32,
+        shares_mask,
+        ..plan(Kernel::FusedTile { backward, held }, grid, block)
+    })
+}
+
+/// Whether most tiles of so many lines of half precision have one mask, as one of padding is. Then what it keeps of each two elements is found once, in
+/// shared memory: with a scale and a mask for each of many matrices (H100, bf16, copies) 340613 x 197 1.02, by a byte for each element 1.20, 261112 x 257 1.06
+/// and 1.46, 115977 x 577 1.10 and 1.28, 64064 x 1001 1.06 and 1.15; with a bias, too, 1.42 and 1.67, 1.26 and 1.56, 1.33 and 1.62, 1.57 and 1.93.
+fn tiles_share_mask(kind: FusedKind, size: usize, lines: usize) -> bool {
+    size == 2 && lines > 1 && kind.masked_alike >= 4 * lines
+}
+
+/// Elements that a thread holds as they lie in memory, and threads of a block, at most. Of (8, 16, 2048, 2048) bf16: causal with
+/// a warp to a line 0.78, a block of two 0.82, as logits 0.94; without a window a block of one 1.01, as logits 1.00, with dropout
+/// 1.07 and 1.15; (8, 8192, 8192) causal 0.90 and 1.05. The gradients of half as many lines of 2048, f32 and bf16: scale 1.27 and
+/// 1.37, as logits 1.37 and 1.66; causal 1.01 and 1.09, 1.21 and 1.53; lines of 64 1.41 and 1.47, 1.73 and 1.85. f32 with 32
+/// elements 1.42, bf16 with 64 or sixteen 1.46 and 1.60.
+pub(super) fn scores_count(backward: bool, size: usize) -> Option<(usize, usize)> {
+    match (backward, size) {
+        (false, 2) => Some((64, 256)),
+        (true, 2) => Some((32, 256)),
+        (true, 4) => Some((16, 512)),
+        _ => None,
+    }
+}
+
+/// Part of a warp for each line, or a block where that is not enough, of threads that hold `count` elements of it.
+fn warp_or_block(lines: Lines, (count, most_threads): (usize, usize), backward: bool, of: FusedLines) -> Option<Plan> {
+    let threads = lines.len.div_ceil(count);
+    let (kernel, grid, block, shift) = if threads <= WARP {
+        let shift = threads.next_power_of_two().ilog2();
+        (Kernel::FusedWarp { backward, lines: of }, lines.count().div_ceil(WARP_BLOCK >> shift), WARP_BLOCK, shift)
+    } else {
+        (Kernel::FusedBlock { backward, lines: of }, lines.count(), threads.next_multiple_of(WARP), 0)
+    };
+    (threads <= most_threads && grid <= MAX_GRID).then(|| Plan { parameter: shift as i32, ..plan(kernel, grid, block) })
+}
+
+fn fused_scores(
+    lines: Lines,
+    kind: FusedKind,
+    (count, most_threads): (usize, usize),
+    device: DeviceFacts,
+) -> Option<Plan> {
+    let (FusedKind { backward, queries, .. }, size) = (kind, 2);
+    // What fits a warp as logits, too, is better off so.
+    if !(fused_count(backward, size).0 * WARP + 1..=count * most_threads).contains(&lines.len) {
+        return None;
+    }
+    let threads = lines.len.div_ceil(count).next_multiple_of(WARP);
+    let (kernel, grid, block, resident) = match (queries > 0, threads) {
+        (true, WARP) => {
+            let kernel = Kernel::FusedWarp { backward, lines: FusedLines::ScoresWindow };
+            (kernel, lines.count().div_ceil(WARP_BLOCK / WARP), WARP_BLOCK, 28)
+        }
+        (true, _) => {
+            (Kernel::FusedBlock { backward, lines: FusedLines::ScoresWindow }, lines.count(), threads, 768 / threads)
+        }
+        (false, _) => (Kernel::FusedBlock { backward, lines: FusedLines::Scores }, lines.count(), threads, 0),
+    };
+    let ahead = if queries > 0 { fused_ahead(lines, queries, size, resident, device) } else { 0 };
+    (grid <= MAX_GRID).then(|| Plan { parameter: ahead as i32, ..plan(kernel, grid, block) })
+}
+
+/// How many lines ahead windows are fetched: about as many as there are at once, `resident` on a multiprocessor, as far as the L2
+/// cache holds them. (8, 16, 2048, 2048) causal: f32 2048 lines 0.81, 660 0.83, none 0.87; bf16 2048 0.78, 4096 0.82, none 0.81.
+fn fused_ahead(lines: Lines, queries: usize, size: usize, resident: usize, device: DeviceFacts) -> usize {
+    const MOST_BYTES: usize = 16 << 20;
+    let ahead = (device.multiprocessors * resident / queries).max(1).saturating_mul(queries);
+    if ahead.saturating_mul(lines.len * size) <= MOST_BYTES {
+        ahead
+    } else {
+        0
+    }
+}
+
+/// Elements of a thread in a fused cluster.
+pub(super) fn fused_cluster_count(size: usize) -> usize {
+    if size == 8 {
+        16
+    } else {
+        32
+    }
+}
+
+fn fused_cluster(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
+    let count = fused_cluster_count(size);
+    if device.compute_capability < 90 || lines.inner > 1 || !kind.whole || kind.backward || !kind.narrow {
+        return None;
+    }
+    let largest = largest_cluster(device);
+    let blocks = cluster_blocks(lines, count);
+    (blocks <= largest && lines.count() <= MAX_GRID / blocks).then(|| {
+        let threads = lines.len.div_ceil(count * blocks).next_multiple_of(WARP);
+        Plan { cluster: blocks as u32, ..plan(Kernel::FusedCluster, lines.count() * blocks, threads) }
+    })
+}

@@ -1,0 +1,508 @@
+//! WHICH kernel, and its geometry: a pure function of the lines, the dtype, the alignment and the device, tested without a
+//! GPU.
+//!
+//! The figures behind the thresholds: one H200, kernel time over the time of a copy of the tensor, f32 / bf16, from a sweep
+//! over geometries. `benches/results` has the figures of what was chosen.
+//!
+//! Here is what a plan is and what several kernels share. `softmax` chooses for contiguous lines and `columns` for those side by side, `backward` for their
+//! gradients, `fused` for what models put around them, and `statistics` for log-sum-exps, losses and top-k; `group` takes what no kernel holds.
+
+mod backward;
+mod columns;
+mod fused;
+mod group;
+mod softmax;
+mod statistics;
+#[cfg(test)]
+mod tests;
+
+use crate::lines::Lines;
+pub(crate) use backward::softmax_backward;
+pub(crate) use columns::{narrow_units, NarrowUnits, MAX_BOX_ROWS, NARROW_ALONE, RESIDENT_BOX, RESIDENT_COLUMNS};
+pub(crate) use fused::{fused, WHOLE_BLOCK};
+pub(crate) use group::group_count;
+pub(crate) use softmax::{softmax, CHUNK_BYTES};
+pub(crate) use statistics::{loss_backward, statistics, top_k, MOST_TOP_K};
+
+/// What of a device a plan depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceFacts {
+    /// Compute capability times ten: 75 for Turing, 90 for Hopper.
+    pub compute_capability: u32,
+    pub multiprocessors: usize,
+    /// The most shared memory that a block may have.
+    pub shared_bytes: usize,
+    pub l2_bytes: usize,
+    /// Take this kernel wherever it applies; for tests and benchmarks.
+    pub forced: Option<Family>,
+}
+
+/// What of the tensors a plan depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Elements {
+    /// Bytes of an element.
+    pub size: usize,
+    /// What the input's address is a multiple of, in bytes, up to 128.
+    pub input_alignment: usize,
+    pub output_alignment: usize,
+}
+
+/// The kernels that a plan may choose, by the file they are in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    Online,
+    Reduce,
+    Tile,
+    Register,
+    Cluster,
+    Grid,
+    Shared,
+    Split,
+    Run,
+    FewRows,
+    Narrow,
+    Column,
+    Strip,
+    Resident,
+}
+
+impl Family {
+    pub const ALL: [(&'static str, Self); 14] = [
+        ("online", Self::Online),
+        ("reduce", Self::Reduce),
+        ("tile", Self::Tile),
+        ("register", Self::Register),
+        ("cluster", Self::Cluster),
+        ("grid", Self::Grid),
+        ("shared", Self::Shared),
+        ("split", Self::Split),
+        ("run", Self::Run),
+        ("few-rows", Self::FewRows),
+        ("narrow", Self::Narrow),
+        ("column", Self::Column),
+        ("strip", Self::Strip),
+        ("resident", Self::Resident),
+    ];
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kernel {
+    /// One thread per line, three passes: contiguous lines through shared memory (short ones whole), lines side by side directly.
+    SafeRows,
+    SafeShortRows,
+    SafeColumns,
+    /// The same in two passes.
+    OnlineRows,
+    OnlineShortRows,
+    OnlineColumns,
+    /// One block per line, two passes.
+    Reduce,
+    /// Short lines, several to a block as one run that is copied through shared memory: up to `words` words of 4 bytes to a thread.
+    Tile {
+        words: usize,
+    },
+    /// The line in registers, `count` elements to a thread, of a part of a warp, a block or a cluster of blocks. `whole`: lines
+    /// are whole packs of 16 bytes; else they have any length and offset.
+    Warp {
+        count: usize,
+        whole: bool,
+    },
+    Block {
+        count: usize,
+        whole: bool,
+    },
+    Cluster {
+        count: usize,
+        whole: bool,
+    },
+    /// The line in the shared memory and registers of many multiprocessors at once.
+    Grid,
+    /// The line in the shared memory of two blocks, each of which has a multiprocessor to itself. `aligned`: lines begin at
+    /// multiples of 16 bytes of the input, too.
+    Shared {
+        aligned: bool,
+    },
+    /// A line split over many blocks: the states of the parts, then the result.
+    SplitStates {
+        whole: bool,
+    },
+    SplitApply {
+        whole: bool,
+    },
+    /// The same of lines side by side. `whole`: words of 4 bytes are accessed, of half precision two elements.
+    SplitColumnsStates {
+        whole: bool,
+    },
+    SplitColumnsApply {
+        whole: bool,
+    },
+    /// The shortest contiguous lines: to a thread as many whole ones as a pack of 16 bytes has elements.
+    Run {
+        len: usize,
+    },
+    /// Few rows of lines side by side: to a thread up to `rows`, whole lines, of `columns` neighbours. `whole`: rows are whole packs.
+    FewRows {
+        columns: usize,
+        rows: usize,
+        whole: bool,
+    },
+    /// Narrow rows of lines side by side in registers, by the words or elements that they are in memory. `whole` as in
+    /// [`Kernel::SplitColumnsStates`].
+    Narrow {
+        whole: bool,
+    },
+    /// Lines side by side in registers: to a thread, `rows` elements of each of `columns`. `whole`: rows are whole packs.
+    Column {
+        columns: usize,
+        rows: usize,
+        whole: bool,
+    },
+    /// The same on Hopper, for long ones: clusters go from strip to strip, and fetch the next one ahead.
+    Strip(Strips),
+    /// Lines side by side of a tensor that the multiprocessors hold all at once, in shared memory and `held` boxes of registers.
+    Resident {
+        held: usize,
+    },
+    /// The gradient, out of the result and its gradient: read twice by a group of threads, …
+    BackwardGroup,
+    /// … or, of lines side by side, by many, which leave the sums of the parts first, …
+    BackwardSplitSums {
+        whole: bool,
+    },
+    BackwardSplitColumns {
+        whole: bool,
+    },
+    /// … or once, where rows are narrow, as above, …
+    BackwardNarrow {
+        whole: bool,
+    },
+    /// … or both in tiles as above, whose first lines begin at multiples of 16 bytes, …
+    BackwardTile {
+        words: usize,
+    },
+    /// … or both lines in registers, `count` elements of each to a thread; they are whole packs of 16 bytes.
+    BackwardWarp {
+        count: usize,
+    },
+    BackwardBlock {
+        count: usize,
+    },
+    BackwardCluster {
+        count: usize,
+    },
+    /// With what models put around a softmax, or the gradients of that: the line in registers as above, …
+    FusedWarp {
+        backward: bool,
+        lines: FusedLines,
+    },
+    FusedBlock {
+        backward: bool,
+        lines: FusedLines,
+    },
+    FusedCluster,
+    /// … or, of any length and offset, in tiles as above, of which a block may also take one line.
+    FusedTile {
+        backward: bool,
+        held: Held,
+    },
+    /// … or read twice by a group of threads, lines side by side and contiguous ones; `scores`: with nothing but a scale, window and sinks.
+    FusedGroup {
+        backward: bool,
+        scores: bool,
+    },
+    FusedRows {
+        backward: bool,
+        scores: bool,
+    },
+    /// Log-sum-exp and what a loss needs of each line: one block or cluster per contiguous line; or several lines to a block, short ones in
+    /// tiles as above, and groups of threads for those side by side.
+    StatisticsRows,
+    StatisticsTile,
+    StatisticsColumns,
+    /// The gradient of a loss: some blocks to a contiguous line, several short ones to a block, groups of threads for those side by side.
+    LossBackwardRows,
+    LossBackwardShortRows,
+    LossBackwardColumns,
+    /// The greatest elements: one block or cluster, and one warp per contiguous line.
+    TopKRows,
+    TopKShortRows,
+}
+
+/// Which strips of lines side by side a kernel is for, as `kernels/hopper/strip_*.cu` have them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Strips {
+    /// 128 bytes of each row; rows begin at multiples of 16 bytes, …
+    Narrow,
+    /// … 256 bytes.
+    Wide,
+    /// The first row begins anywhere.
+    Any,
+}
+
+impl Strips {
+    /// Bytes of a row in a strip of elements of `size` bytes.
+    pub fn bytes(self, size: usize) -> usize {
+        match self {
+            Strips::Wide => 256,
+            Strips::Any if size > 2 => 256,
+            _ => 128,
+        }
+    }
+
+    /// Bytes that are copied of it.
+    pub fn copied_bytes(self, size: usize) -> usize {
+        self.bytes(size) + if self == Strips::Any { PACK_BYTES } else { 0 }
+    }
+
+    /// The rows that a block has room for.
+    fn most_rows(self, size: usize) -> usize {
+        (1 << 16) / self.bytes(size)
+    }
+
+    /// How many of them there are.
+    pub fn count(self, lines: Lines, size: usize) -> usize {
+        lines.inner.div_ceil(self.bytes(size) / size).saturating_mul(lines.outer)
+    }
+}
+
+/// Which lines a fused kernel is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum FusedLines {
+    /// Whole packs of 16 bytes.
+    Packs,
+    /// The same, and parts that are outside of a window are passed over.
+    Window,
+    /// Whole packs of scores, which are the logits but for a scale and, of gradients, a mask or window, …
+    Scores,
+    /// … and parts that are outside of a window are passed over.
+    ScoresWindow,
+}
+
+/// What the threads of a [`Kernel::FusedTile`] hold of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Held {
+    Logits,
+    /// With a softcap, whose code takes registers from whatever is compiled with it: 340613 x 197 f32 with a bias, backward, 1.62 copies and apart 1.49.
+    CappedLogits,
+    /// As [`FusedLines::Scores`]
+    Scores,
+}
+
+/// What of a fused call a plan depends on, beside its lines.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FusedKind {
+    pub backward: bool,
+    /// Lines are whole packs of 16 bytes in every tensor.
+    pub whole: bool,
+    /// How many lines after a line the next one is with the same window; 0 where there is no window.
+    pub queries: usize,
+    /// What [`FusedLines::Scores`] are for.
+    pub scores: bool,
+    /// There is a softcap.
+    pub capped: bool,
+    /// Nothing but a scale, window and sinks is asked for, and results, gradients among them, are of the scores' dtype.
+    pub scale_alone: bool,
+    /// How many neighbouring lines have the same mask of an element for each key; 0 without one.
+    pub masked_alike: usize,
+    /// The kernels for tiles know the dtype of the result.
+    pub tiles: bool,
+    /// 32 bits are enough for lines, steps and positions.
+    pub narrow: bool,
+}
+
+impl Kernel {
+    /// Whether it needs Hopper, and may run as its clusters, …
+    pub fn needs_hopper(self) -> bool {
+        matches!(
+            self,
+            Kernel::Cluster { .. }
+                | Kernel::BackwardCluster { .. }
+                | Kernel::FusedCluster
+                | Kernel::Grid
+                | Kernel::Shared { .. }
+                | Kernel::Strip(_)
+                | Kernel::Resident { .. }
+        )
+    }
+
+    /// … or runs as clusters where there are any.
+    pub fn may_have_clusters(self) -> bool {
+        let where_there_are_any = matches!(
+            self,
+            Kernel::Column { .. }
+                | Kernel::BackwardGroup
+                | Kernel::FusedGroup { .. }
+                | Kernel::FusedRows { .. }
+                | Kernel::StatisticsRows
+                | Kernel::StatisticsColumns
+                | Kernel::TopKRows
+        );
+        self.needs_hopper() || where_there_are_any
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub kernel: Kernel,
+    pub grid: (u32, u32),
+    pub block: u32,
+    /// Blocks of a cluster.
+    pub cluster: u32,
+    pub shared_bytes: u32,
+    /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], [`Kernel::Tile`],
+    /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::StatisticsTile`], [`Kernel::LossBackwardShortRows`]), of those
+    /// side by side ([`Kernel::Column`]), of those that share all lines side by side, [`NARROW_ALONE`] if a block does
+    /// ([`Kernel::Narrow`], [`Kernel::BackwardNarrow`]), or of a group, and its lines side by side ([`Kernel::BackwardGroup`],
+    /// [`Kernel::FusedGroup`], [`Kernel::FusedRows`], [`Kernel::StatisticsColumns`], [`Kernel::LossBackwardColumns`]); threads
+    /// side by side ([`Kernel::FewRows`]); whether both tensors begin at multiples of 16 bytes ([`Kernel::Run`]); how many lines
+    /// ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`], [`Kernel::FusedBlock`], a warp's [`FusedLines::ScoresWindow`]);
+    /// the rows of a block ([`Kernel::Strip`], [`Kernel::Resident`], [`Kernel::SplitColumnsApply`],
+    /// [`Kernel::BackwardSplitColumns`]); or the blocks of a line ([`Kernel::LossBackwardRows`]).
+    pub parameter: i32,
+    /// Whether the L2 cache has no room for both tensors, which [`Kernel::Resident`] is told.
+    pub streams: bool,
+    /// Whether the lines of a [`Kernel::FusedTile`] share a mask in its shared memory, unless it is of two masks.
+    pub shares_mask: bool,
+}
+
+impl Plan {
+    pub fn blocks(self) -> usize {
+        self.grid.0 as usize * self.grid.1 as usize
+    }
+
+    /// Of groups of threads, how many share a line without a cluster: those of the grid's second dimension, by which the kernel runs twice.
+    pub fn parts(self) -> usize {
+        self.grid.1 as usize
+    }
+
+    /// Whether its blocks wait for each other, beyond clusters: all must run at once.
+    pub fn is_cooperative(self) -> bool {
+        self.kernel == Kernel::Grid && self.cluster == 1
+    }
+
+    /// Whether the kernel reckons with lines, steps and positions in 32 bits.
+    pub fn is_narrow(self) -> bool {
+        matches!(
+            self.kernel,
+            Kernel::FusedWarp { .. } | Kernel::FusedBlock { .. } | Kernel::FusedTile { .. } | Kernel::FusedCluster
+        )
+    }
+}
+
+/// The largest grid there is; kernels that may be given more lines stride over what it leaves.
+const MAX_GRID: usize = i32::MAX as usize;
+const WARP: usize = 32;
+const MAX_BLOCK: usize = 1024;
+/// Places in a line are 32-bit in the kernels that hold it in registers.
+const MAX_REGISTER_LINE: usize = 1 << 30;
+/// Threads of a block whose lines take a warp or less each: 1.01 / 1.01 at 128 threads, 1.02 / 1.03 at 256 (2097152 x 16).
+const WARP_BLOCK: usize = 128;
+/// What stands before a tile in shared memory, and what is copied behind it.
+const TILE_MARGIN: usize = 128 + 16;
+/// What a block of the kernels that hold lines in registers may have.
+const MAX_REGISTER_BLOCK: usize = 512;
+/// Clusters of sixteen need a whole GPU, not a slice of one.
+const WIDE_CLUSTER: usize = 16;
+const PORTABLE_CLUSTER: usize = 8;
+const WHOLE_GPU: usize = 100;
+
+/// The most blocks of a cluster; one where there are no clusters.
+fn largest_cluster(device: DeviceFacts) -> usize {
+    match device.compute_capability {
+        ..90 => 1,
+        _ if device.multiprocessors >= WHOLE_GPU => WIDE_CLUSTER,
+        _ => PORTABLE_CLUSTER,
+    }
+}
+
+/// Of a block whose threads take a line each, as `kernels/thread_per_line.cuh` has it.
+const THREADS: usize = 128;
+/// Lines side by side: from this many on, a thread each has enough to do for a GPU (where no strip is held in registers).
+const MANY: usize = 4096;
+
+/// Tiles of as many lines as a block has groups of threads, up to so many words of 4 bytes to each.
+fn tile_of(kernel: Kernel, words: usize, lines: Lines, size: usize) -> Option<Plan> {
+    let shift = tile_shift(lines, size, words)?;
+    let per_block = WARP_BLOCK >> shift;
+    let grid = lines.count().div_ceil(per_block);
+    (grid <= MAX_GRID).then(|| Plan {
+        parameter: shift,
+        shared_bytes: tile_bytes(per_block, lines, size),
+        ..plan(kernel, grid, WARP_BLOCK)
+    })
+}
+
+/// Shared memory for a tile of `count` lines.
+fn tile_bytes(count: usize, lines: Lines, size: usize) -> u32 {
+    (count * lines.len * size + TILE_MARGIN) as u32
+}
+
+/// log2 of the threads that share a line in a tile, with up to so many words of 4 bytes to each.
+fn tile_shift(lines: Lines, size: usize, words: usize) -> Option<i32> {
+    (0..=5).find(|&shift| lines.len * size / 4 <= words << shift)
+}
+
+/// Units of a thread at least, and threads of a multiprocessor from which on more of them do not help: 2364 x 197 f16 with 4 to 32
+/// units 2.3, 2.4, 2.6 and 2.9 copies, 30000 x 197 4.9, 3.3, 2.5 and 2.2; 2364 x 1001 3.6, 2.8, 2.1 and 2.5.
+const TILE_FEW_UNITS: usize = 4;
+const TILE_FILLED_THREADS: usize = 512;
+
+/// Whether so many threads to each line are as many as help.
+fn tile_fills(lines: Lines, threads: usize, device: DeviceFacts) -> bool {
+    lines.count().saturating_mul(threads) >= TILE_FILLED_THREADS * device.multiprocessors
+}
+
+/// The units of 4 bytes (f64: elements) of a line in a tile, but for elements of half precision that have none to themselves.
+fn tile_units(lines: Lines, size: usize) -> usize {
+    if size == 2 {
+        lines.len / 2
+    } else {
+        lines.len
+    }
+}
+
+/// The fewest blocks of a cluster whose threads have `count` elements each. Not one: a block that is launched without a cluster waits forever
+/// for what it sends itself.
+fn cluster_blocks(lines: Lines, count: usize) -> usize {
+    lines.len.div_ceil(count * MAX_REGISTER_BLOCK).next_power_of_two().max(2)
+}
+
+fn plan(kernel: Kernel, grid: usize, block: usize) -> Plan {
+    plan_across(kernel, (grid, 1), block)
+}
+
+/// With a grid of two dimensions.
+fn plan_across(kernel: Kernel, (x, y): (usize, usize), block: usize) -> Plan {
+    Plan {
+        kernel,
+        grid: (x as u32, y as u32),
+        block: block as u32,
+        cluster: 1,
+        shared_bytes: 0,
+        parameter: 0,
+        streams: false,
+        shares_mask: false,
+    }
+}
+
+fn thread_per_line(kernel: Kernel, lines: Lines) -> Plan {
+    plan(kernel, lines.count().div_ceil(THREADS).min(MAX_GRID), THREADS)
+}
+
+fn block_per_line(kernel: Kernel, lines: Lines) -> Plan {
+    /// Elements of a line for each thread of its block.
+    const ELEMENTS: usize = 8;
+    let threads = lines.len.div_ceil(ELEMENTS).next_power_of_two().clamp(WARP, MAX_BLOCK);
+    plan(kernel, lines.count().min(MAX_GRID), threads)
+}
+
+fn whole_packs(lines: Lines, elements: Elements) -> bool {
+    (lines.len * elements.size).is_multiple_of(16)
+        && elements.input_alignment.is_multiple_of(16)
+        && elements.output_alignment.is_multiple_of(16)
+}
+
+/// What accesses of a part of a warp, and of a whole one, begin at multiples of in the output, as `kernels/register_softmax.cuh`
+/// has it: packs and sectors of memory.
+pub(super) const PACK_BYTES: usize = 16;
+const SECTOR_BYTES: usize = 32;

@@ -1,0 +1,97 @@
+//! Log-sum-exp, losses and the greatest elements.
+
+use super::group::{
+    blocks_of_few, group, group_count, in_clusters, threads_and_across, GROUP_ELEMENTS, GROUP_RESIDENT, GROUP_TILE,
+};
+use super::{
+    plan, tile_bytes, tile_fills, tile_units, DeviceFacts, Elements, Kernel, Plan, MAX_BLOCK, PACK_BYTES, THREADS,
+    TILE_FEW_UNITS, WARP, WARP_BLOCK,
+};
+use crate::lines::Lines;
+
+/// Of log-sum-exp and losses, as `kernels/statistics.cu` and `loss_backward.cu` have them: packs of 16 bytes in flight for a thread.
+pub(super) const LOSS_PACKS: usize = 4;
+/// Contiguous lines up to this length take a warp or less.
+const SHORT_STATISTICS: usize = 512;
+/// Words of 4 bytes (f64: elements) of a thread then, but for one more that makes an odd number.
+pub(super) const STATISTICS_WORDS: usize = 16;
+/// The packs that a thread reads one after the other where there are many lines, and the most threads. 8192 x 4096: 64 threads
+/// 0.52, 256 0.69 (f32), 32 threads 0.58, 128 0.68 (bf16); 65536 x 1024: 32 threads 0.49 / 0.65, 64 0.59 / 1.21; 4096 x
+/// 128256: 128 threads 0.48 / 0.49, 256 0.48 / 0.50.
+const STATISTICS_PACKS: usize = 16;
+pub(super) const STATISTICS_BLOCK: usize = 128;
+const LOSS_BLOCK: usize = 256;
+/// Lines up to this length take a warp to find so many places at most. On an H100, us: 16384 x 128 with k 8 12, 4096 x 1000 with 50 66; 64 x 1000 with
+/// 1000 202, by a block 38.
+const SHORT_TOP_K: usize = 1024;
+const FEW_TOP_K: usize = 64;
+/// Elements of a thread of a block that selects: 4096 x 2048 with k 8 256 threads 76 us, 1024 threads 242.
+const TOP_K_ELEMENTS: usize = 8;
+/// Bytes that a block selects by: two numbers for each of 2048 digits, and 35 more.
+pub(super) const SELECT_BYTES: usize = (2 * 2048 + 35) * 4;
+/// The most places that a block finds, as `kernels/top_k.cu` has it: it sorts them in shared memory.
+pub(crate) const MOST_TOP_K: usize = 2048;
+
+/// The kernel for log-sum-exp and the statistics of a loss.
+pub(crate) fn statistics(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
+    if lines.inner > 1 {
+        return group(Kernel::StatisticsColumns, lines, elements.size, 0, device);
+    }
+    if lines.len <= SHORT_STATISTICS {
+        let units = tile_units(lines, elements.size);
+        let enough = (0..5).find(|shift| units <= STATISTICS_WORDS << shift).unwrap_or(5);
+        let shift = (enough..5)
+            .find(|&shift| tile_fills(lines, 1 << shift, device) || units <= TILE_FEW_UNITS << shift)
+            .unwrap_or(5);
+        let per_block = WARP_BLOCK >> shift;
+        return Plan {
+            parameter: shift,
+            shared_bytes: tile_bytes(per_block, lines, elements.size),
+            ..plan(Kernel::StatisticsTile, lines.count().div_ceil(per_block), WARP_BLOCK)
+        };
+    }
+    let (bytes, many) = (lines.len * elements.size, lines.count() >= 2 * device.multiprocessors);
+    let threads = |packs, blocks| bytes.div_ceil(PACK_BYTES * packs * blocks).next_multiple_of(WARP);
+    if many {
+        let block = threads(STATISTICS_PACKS, 1).min(STATISTICS_BLOCK);
+        return plan(Kernel::StatisticsRows, lines.count(), block);
+    }
+    // Few lines need all threads that they can have.
+    let blocks = blocks_of_few(lines, elements.size, 1, device);
+    let plan = plan(Kernel::StatisticsRows, lines.count(), threads(LOSS_PACKS, blocks).min(MAX_BLOCK));
+    in_clusters(plan, blocks)
+}
+
+/// The kernel for the gradient of a loss.
+pub(crate) fn loss_backward(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
+    if lines.inner > 1 {
+        // Blocks that share rows need nothing of each other.
+        let plan = group(Kernel::LossBackwardColumns, lines, elements.size, 0, device);
+        let (threads, across) = threads_and_across(plan.parameter);
+        let rows = threads / across;
+        let filling = 2 * GROUP_RESIDENT * device.multiprocessors / (threads * group_count(lines, plan.parameter));
+        let parts = |each: usize| lines.len.div_ceil(rows * each);
+        let parts = parts(GROUP_ELEMENTS).max(filling.min(parts(GROUP_TILE))).min(u16::MAX as usize);
+        return Plan { grid: (plan.grid.0, parts as u32), ..plan };
+    }
+    if lines.len <= SHORT_STATISTICS {
+        let shift = (0..5).find(|shift| lines.len <= 4 << shift).unwrap_or(5);
+        let grid = lines.count().div_ceil(THREADS >> shift);
+        return Plan { parameter: shift, ..plan(Kernel::LossBackwardShortRows, grid, THREADS) };
+    }
+    let chunks = (lines.len * elements.size).div_ceil(16 * LOSS_PACKS * LOSS_BLOCK);
+    let plan = plan(Kernel::LossBackwardRows, lines.count() * chunks, LOSS_BLOCK);
+    Plan { parameter: chunks as i32, ..plan }
+}
+
+/// The kernel for the places of the `k` greatest elements, up to [`MOST_TOP_K`], of contiguous lines of elements of `size` bytes.
+pub(crate) fn top_k(lines: Lines, k: usize, size: usize, device: DeviceFacts) -> Plan {
+    if lines.len <= SHORT_TOP_K && k <= FEW_TOP_K {
+        return plan(Kernel::TopKShortRows, lines.count().div_ceil(THREADS / WARP), THREADS);
+    }
+    let threads = lines.len.div_ceil(TOP_K_ELEMENTS).next_power_of_two().clamp(THREADS, MAX_BLOCK);
+    // A rank of 4 bytes (f64: 8) and a place each
+    let shared_bytes = (k.next_power_of_two() * 2 * size.max(4)).max(SELECT_BYTES) as u32;
+    let plan = Plan { shared_bytes, ..plan(Kernel::TopKRows, lines.count(), threads) };
+    in_clusters(plan, blocks_of_few(lines, size, 2, device))
+}

@@ -1,0 +1,769 @@
+use super::fused::{fused_cluster_count, fused_count, fused_tile_count, scores_count};
+use super::group::{group, group_shape, threads_and_across, GROUP_BLOCK};
+use super::softmax::room;
+use super::statistics::{LOSS_PACKS, SELECT_BYTES, STATISTICS_BLOCK, STATISTICS_WORDS};
+use super::*;
+use crate::op::{Output, Schedule};
+
+const TURING: DeviceFacts = DeviceFacts {
+    compute_capability: 75,
+    multiprocessors: 72,
+    shared_bytes: 64 << 10,
+    l2_bytes: 6 << 20,
+    forced: None,
+};
+const HOPPER: DeviceFacts = DeviceFacts {
+    compute_capability: 90,
+    multiprocessors: 132,
+    shared_bytes: 227 << 10,
+    l2_bytes: 60 << 20,
+    forced: None,
+};
+const F32: Elements = Elements { size: 4, input_alignment: 128, output_alignment: 128 };
+const BF16: Elements = Elements { size: 2, ..F32 };
+
+fn lines(outer: usize, len: usize, inner: usize) -> Lines {
+    Lines { outer, len, inner }
+}
+
+fn softmax(lines: Lines, schedule: Option<Schedule>, elements: Elements, device: DeviceFacts) -> Plan {
+    super::softmax(lines, schedule, Output::Probability, elements, device)
+}
+
+#[test]
+fn chosen_kernels() {
+    let warp = |count| Kernel::Warp { count, whole: true };
+    let tile = |words| Kernel::Tile { words };
+    let any_block = |count| Kernel::Block { count, whole: false };
+    let block = |count| Kernel::Block { count, whole: true };
+    let cluster = |count| Kernel::Cluster { count, whole: true };
+    let column = |columns, rows, whole| Kernel::Column { columns, rows, whole };
+    let resident = |held| Kernel::Resident { held };
+    let few_rows = |columns, rows, whole| Kernel::FewRows { columns, rows, whole };
+    let narrow_rows = |whole| Kernel::Narrow { whole };
+    let split_columns = |whole| Kernel::SplitColumnsApply { whole };
+    let [narrow, wide] = [Strips::Narrow, Strips::Wide].map(Kernel::Strip);
+    let [split, any_split] = [true, false].map(|whole| Kernel::SplitApply { whole });
+    let cases = [
+        (lines(2_097_152, 16, 1), F32, warp(8), warp(8)),
+        (lines(131_072, 32, 1), BF16, warp(16), warp(16)),
+        (lines(1_048_576, 128, 1), F32, warp(8), warp(8)),
+        (lines(512, 512, 1), F32, warp(16), warp(16)),
+        (lines(65_536, 1024, 1), F32, block(16), block(16)),
+        (lines(8192, 4096, 1), F32, block(64), block(64)),
+        (lines(4096, 8192, 1), F32, block(64), block(64)),
+        (lines(8191, 4097, 1), F32, any_block(64), any_block(64)),
+        (lines(1024, 32_768, 1), F32, cluster(64), Kernel::Reduce),
+        (lines(1024, 32_768, 1), BF16, block(64), block(64)),
+        (lines(4096, 128_256, 1), BF16, cluster(128), Kernel::Reduce),
+        (lines(64, 151_936, 1), BF16, Kernel::Shared { aligned: true }, split),
+        (lines(66, 32_768, 1), BF16, Kernel::Shared { aligned: true }, block(64)),
+        (lines(67, 128_256, 1), BF16, cluster(64), split),
+        (lines(59, 128_256, 1), BF16, cluster(64), split),
+        (lines(64, 128_257, 1), BF16, Kernel::Cluster { count: 64, whole: false }, any_split),
+        (lines(64, 202_048, 1), BF16, Kernel::Shared { aligned: true }, split),
+        (lines(64, 202_047, 1), BF16, Kernel::Grid, any_split),
+        (lines(64, 202_048, 1), F32, cluster(64), split),
+        (lines(40, 202_048, 1), BF16, cluster(64), split),
+        (lines(1, 151_936, 1), F32, cluster(64), split),
+        (lines(1, 1 << 24, 1), F32, split, split),
+        (lines(1, 1 << 24, 1), BF16, Kernel::Grid, split),
+        (lines(1, (1 << 24) + 1, 1), BF16, Kernel::Grid, any_split),
+        (lines(2, (1 << 23) + 1, 1), BF16, Kernel::Grid, any_split),
+        (lines(1, (1 << 22) + 1, 1), BF16, any_split, any_split),
+        (lines(1, (1 << 25) + 1, 1), BF16, any_split, any_split),
+        (lines(1 << 20, (1 << 30) + 1, 1), F32, Kernel::Reduce, Kernel::Reduce),
+        // Short lines that are not whole packs, or would fill few of a warp's threads
+        (lines(1 << 20, 9, 1), BF16, tile(9), tile(9)),
+        (lines(1 << 20, 9, 1), F32, tile(33), tile(33)),
+        (lines(1 << 20, 7, 1), BF16, Kernel::Run { len: 7 }, Kernel::Run { len: 7 }),
+        (lines(1 << 20, 2, 1), F32, Kernel::Run { len: 2 }, Kernel::Run { len: 2 }),
+        (lines(1 << 20, 4, 1), F32, warp(8), warp(8)),
+        (lines(1 << 20, 8, 1), BF16, warp(8), warp(8)),
+        (lines(1 << 20, 33, 1), BF16, tile(17), tile(17)),
+        (lines(1 << 20, 33, 1), F32, tile(33), tile(33)),
+        (lines(1 << 20, 77, 1), BF16, tile(33), tile(17)),
+        (lines(1 << 20, 127, 1), BF16, tile(17), tile(17)),
+        (lines(9216, 127, 1), BF16, tile(17), tile(17)),
+        (lines(512, 127, 1), BF16, tile(9), tile(9)),
+        (lines(512, 577, 1), BF16, tile(17), tile(17)),
+        (lines(1 << 20, 136, 1), BF16, tile(33), warp(16)),
+        (lines(512, 136, 1), BF16, warp(16), warp(16)),
+        (lines(1 << 20, 128, 1), BF16, warp(16), warp(16)),
+        (lines(1 << 16, 776, 1), BF16, tile(33), block(16)),
+        (lines(1 << 16, 776, 1), F32, block(16), block(16)),
+        (lines(1 << 16, 2047, 1), BF16, tile(33), any_block(32)),
+        (lines(1 << 16, 2049, 1), BF16, any_block(32), any_block(32)),
+        (lines(1 << 16, 701, 1), F32, tile(33), tile(33)),
+        (lines(1 << 16, 777, 1), F32, any_block(16), any_block(16)),
+        (lines(8, 4096, 4096), F32, wide, split_columns(true)),
+        (lines(1, 4096, 4096), BF16, resident(8), split_columns(true)),
+        (lines(1, 4096, 4104), BF16, resident(8), split_columns(true)),
+        (lines(1, 16_384, 512), BF16, resident(8), split_columns(true)),
+        (lines(1, 4225, 4096), BF16, narrow, split_columns(true)),
+        (lines(1, 4096, 3000), BF16, resident(8), split_columns(true)),
+        (lines(1, 3200, 4096), BF16, resident(0), split_columns(true)),
+        (lines(2, 2048, 4096), BF16, resident(8), split_columns(true)),
+        (lines(1, 4096, 4096), F32, narrow, split_columns(true)),
+        (lines(64, 1000, 128), F32, narrow, column(4, 16, true)),
+        (lines(64, 1000, 128), BF16, resident(0), column(4, 16, true)),
+        (lines(132, 512, 128), BF16, resident(0), column(4, 16, true)),
+        (lines(75, 1000, 128), BF16, narrow, column(4, 16, true)),
+        (lines(64, 127, 128), BF16, column(4, 16, true), column(4, 16, true)),
+        (lines(32, 1000, 128), BF16, resident(0), column(4, 16, true)),
+        (lines(1, 1000, 128), BF16, resident(0), column(4, 16, true)),
+        (lines(64, 1000, 127), BF16, column(2, 32, false), column(2, 32, false)),
+        (lines(16, 64, 3136), F32, column(1, 16, false), column(1, 16, false)),
+        (lines(16, 64, 3136), BF16, column(2, 16, true), column(2, 16, true)),
+        (lines(16, 64, 3135), BF16, column(2, 16, false), column(2, 16, false)),
+        // Few rows, narrow ones, and long lines
+        (lines(1 << 10, 8, 4096), F32, few_rows(4, 8, true), few_rows(4, 8, true)),
+        (lines(1 << 10, 3, 4096), BF16, few_rows(8, 4, true), few_rows(8, 4, true)),
+        (lines(1 << 10, 3, 4095), BF16, few_rows(2, 4, false), few_rows(2, 4, false)),
+        (lines(1 << 10, 9, 4096), BF16, column(2, 16, true), column(2, 16, true)),
+        (lines(1 << 15, 128, 2), BF16, narrow_rows(true), narrow_rows(true)),
+        (lines(1 << 15, 33, 3), BF16, narrow_rows(false), narrow_rows(false)),
+        (lines(1 << 15, 33, 3), F32, narrow_rows(true), narrow_rows(true)),
+        (lines(1 << 15, 3, 3), BF16, narrow_rows(false), narrow_rows(false)),
+        (lines(1 << 10, 128, 50), BF16, narrow_rows(true), narrow_rows(true)),
+        (lines(1 << 10, 500, 16), BF16, narrow_rows(true), narrow_rows(true)),
+        (lines(4, 500, 16), BF16, resident(0), column(4, 16, true)),
+        (lines(4, 500, 8), BF16, narrow_rows(true), narrow_rows(true)),
+        (lines(1, 10_000_000, 2), F32, split_columns(true), split_columns(true)),
+        (lines(1, 10_000_001, 3), BF16, split_columns(false), split_columns(false)),
+        (lines(40, 10_000, 8), BF16, column(4, 16, true), split_columns(true)),
+        (lines(1 << 10, 256, 24), BF16, column(4, 16, true), column(4, 16, true)),
+        (lines(10, 100_000, 64), BF16, split_columns(true), split_columns(true)),
+        (lines(10, 100_000, 127), BF16, split_columns(false), split_columns(false)),
+    ];
+    for (lines, elements, hopper, turing) in cases {
+        assert_eq!(softmax(lines, None, elements, HOPPER).kernel, hopper, "{lines:?} {elements:?}");
+        assert_eq!(softmax(lines, None, elements, TURING).kernel, turing, "{lines:?} {elements:?}");
+    }
+}
+
+#[test]
+fn lines_that_a_grid_holds() {
+    let grid = |outer, len, elements| super::softmax::grid(lines(outer, len, 1), elements, HOPPER);
+    let of = |plan: Option<Plan>| plan.map(|plan| (plan.grid.0, plan.cluster));
+    assert_eq!(of(grid(1, 1 << 24, BF16)), Some((132, 1)));
+    assert_eq!(of(grid(1, 17_301_488, BF16)), Some((132, 1)));
+    assert_eq!(of(grid(1, 17_301_489, BF16)), None);
+    assert_eq!(of(grid(64, 151_936, BF16)), Some((128, 2)));
+    assert_eq!(of(grid(3, 1 << 20, F32)), Some((132, 1)));
+    assert_eq!(of(grid(132, 60_000, F32)), Some((132, 1)));
+    assert_eq!(of(grid(133, 60_000, F32)), None);
+    // Every block has a chunk for each of its groups.
+    assert_eq!(of(grid(1, 100_000, BF16)), Some((7, 1)));
+    assert!(super::softmax::grid(lines(1, 1 << 20, 1), F32, DeviceFacts { shared_bytes: 99 << 10, ..HOPPER }).is_none());
+}
+
+#[test]
+fn logarithms_of_a_vocabulary() {
+    let kernel = |output, len| super::softmax(lines(64, len, 1), None, output, BF16, HOPPER).kernel;
+    for (len, log) in
+        [(128_256, Kernel::Cluster { count: 64, whole: true }), (151_936, Kernel::Shared { aligned: true })]
+    {
+        assert_eq!(kernel(Output::Probability, len), Kernel::Shared { aligned: true });
+        assert_eq!(kernel(Output::LogProbability, len), log);
+    }
+}
+
+#[test]
+fn lines_that_fill_a_gpu_once() {
+    let input = Elements { input_alignment: 2, ..BF16 };
+    let block = |outer, len, elements, device| softmax(lines(outer, len, 1), None, elements, device).block;
+    assert_eq!(block(131_072, 32, input, HOPPER), 512);
+    assert_eq!(block(135_168, 32, input, HOPPER), 512);
+    assert_eq!(block(16_384, 256, input, HOPPER), 512);
+    assert_eq!(block(135_169, 32, input, HOPPER), 128);
+    assert_eq!(block(98_304, 32, input, HOPPER), 128);
+    assert_eq!(block(131_072, 32, BF16, HOPPER), 128);
+    assert_eq!(block(131_072, 32, Elements { input_alignment: 4, ..F32 }, HOPPER), 128);
+    assert_eq!(block(71_680, 32, input, TURING), 128);
+}
+
+#[test]
+fn blocks_of_a_cluster() {
+    let of = |outer, len, inner, elements| {
+        let plan = softmax(lines(outer, len, inner), None, elements, HOPPER);
+        (plan.cluster, plan.block, plan.parameter)
+    };
+    assert_eq!(of(64, 151_936, 1, BF16), (2, 640, 0));
+    assert_eq!(of(68, 151_936, 1, BF16), (16, 160, 12));
+    assert_eq!(of(58, 128_256, 1, BF16), (16, 128, 0));
+    assert_eq!(of(58, 100_352, 1, BF16), (8, 224, 0));
+    assert_eq!(of(64, 151_936, 1, F32), (8, 320, 8));
+    assert_eq!(of(1, 151_936, 1, F32), (16, 160, 0));
+    assert_eq!(of(64, 1000, 128, BF16), (1, 512, 1000));
+    assert_eq!(of(32, 1000, 128, BF16), (2, 512, 500));
+    assert_eq!(of(15, 1000, 128, BF16), (4, 512, 250));
+    assert_eq!(of(1, 1000, 128, BF16), (8, 512, 125));
+    assert_eq!(of(1, 16_384, 512, BF16), (8, 512, 2048));
+    assert_eq!(of(64, 1000, 124, BF16), (2, 256, 3));
+}
+
+#[test]
+fn an_offset_or_an_unaligned_output() {
+    let rows = lines(1000, 1024, 1);
+    for unaligned in [Elements { input_alignment: 4, ..F32 }, Elements { output_alignment: 4, ..F32 }] {
+        let plan = softmax(rows, None, unaligned, HOPPER);
+        assert_eq!(plan.kernel, Kernel::Block { count: 16, whole: false });
+        // A line that does not begin where a warp's accesses do may need room for one access more.
+        assert_eq!(plan.block, if unaligned.output_alignment == 4 { 96 } else { 64 });
+        let column = Kernel::Column { columns: 1, rows: 16, whole: false };
+        assert_eq!(softmax(lines(9, 99, 64), None, unaligned, HOPPER).kernel, column);
+    }
+    let columns = lines(8, 4096, 4096);
+    let input = Elements { input_alignment: 2, ..BF16 };
+    assert_eq!(softmax(lines(1, 1 << 24, 1), None, input, HOPPER).kernel, Kernel::Grid);
+    assert_eq!(softmax(columns, None, input, HOPPER).kernel, Kernel::Strip(Strips::Any));
+    assert_eq!(softmax(lines(64, 1000, 128), None, input, HOPPER).kernel, Kernel::Strip(Strips::Any));
+    let output = Elements { output_alignment: 4, ..BF16 };
+    assert_eq!(softmax(columns, None, output, HOPPER).kernel, Kernel::Column { columns: 2, rows: 32, whole: false });
+}
+
+#[test]
+fn a_given_schedule_is_kept() {
+    for (schedule, rows, columns) in [
+        (Schedule::Safe, Kernel::SafeRows, Kernel::SafeColumns),
+        (Schedule::Online, Kernel::OnlineRows, Kernel::OnlineColumns),
+        (Schedule::Reduce, Kernel::Reduce, Kernel::Reduce),
+    ] {
+        let forced = DeviceFacts { forced: Some(Family::Register), ..HOPPER };
+        for len in [1, 100, 1_000_000] {
+            let rows = match rows {
+                Kernel::SafeRows if len == 1 => Kernel::SafeShortRows,
+                Kernel::OnlineRows if len == 1 => Kernel::OnlineShortRows,
+                longer => longer,
+            };
+            assert_eq!(softmax(lines(3, len, 1), Some(schedule), F32, forced).kernel, rows);
+            assert_eq!(softmax(lines(3, len, 5), Some(schedule), F32, forced).kernel, columns);
+        }
+    }
+}
+
+/// Every plan, forced or chosen, covers its lines and keeps the limits of the kernels and the device.
+#[test]
+fn plans_cover_the_lines() {
+    let sizes = [1, 2, 3, 31, 127, 128, 129, 1000, 4096, 4097, 32_768, 100_003, 1 << 20, 1 << 24, 1 << 32];
+    let shapes = sizes.iter().flat_map(|&a| sizes.iter().flat_map(move |&b| [(a, b, 1), (1, b, a), (7, b, a)]));
+    let families = Family::ALL.map(|(_, family)| Some(family)).into_iter().chain([None]);
+    for ((outer, len, inner), forced) in shapes.flat_map(|shape| families.clone().map(move |forced| (shape, forced))) {
+        let lines = lines(outer, len, inner);
+        for (device, elements) in [(HOPPER, F32), (HOPPER, BF16), (TURING, F32), (HOPPER, Elements { size: 8, ..F32 })]
+            .into_iter()
+            .flat_map(|(device, e)| [e, Elements { input_alignment: e.size, ..e }].map(|e| (device, e)))
+        {
+            let plan = softmax(lines, None, elements, DeviceFacts { forced, ..device });
+            check(lines, elements, device, plan);
+        }
+    }
+}
+
+#[test]
+fn backward_plans_cover_the_lines() {
+    let plan_of = |lines, whole, size, device| {
+        let alignment = if whole { 16 } else { size };
+        let elements = Elements { size, input_alignment: alignment, output_alignment: alignment };
+        softmax_backward(lines, elements, device)
+    };
+    let kernel = |lines, whole, size, device| plan_of(lines, whole, size, device).kernel;
+    assert_eq!(kernel(lines(9, 512, 1), true, 4, TURING), Kernel::BackwardWarp { count: 16 });
+    assert_eq!(kernel(lines(9, 4096, 1), true, 4, TURING), Kernel::BackwardBlock { count: 16 });
+    assert_eq!(kernel(lines(9, 32_768, 1), true, 4, TURING), Kernel::BackwardGroup);
+    assert_eq!(kernel(lines(9, 32_768, 1), true, 4, HOPPER), Kernel::BackwardCluster { count: 32 });
+    assert_eq!(kernel(lines(9, 128_256, 1), true, 2, HOPPER), Kernel::BackwardCluster { count: 64 });
+    assert_eq!(kernel(lines(9, 4096, 1), false, 2, HOPPER), Kernel::BackwardGroup);
+    assert_eq!(kernel(lines(9, 77, 1), false, 2, HOPPER), Kernel::BackwardGroup);
+    for device in [TURING, HOPPER] {
+        assert_eq!(kernel(lines(9, 77, 1), true, 2, device), Kernel::BackwardTile { words: 17 });
+        assert_eq!(kernel(lines(9, 77, 1), true, 4, device), Kernel::BackwardTile { words: 17 });
+        assert_eq!(kernel(lines(9, 77, 1), true, 8, device), Kernel::BackwardGroup);
+        assert_eq!(kernel(lines(9, 577, 1), true, 4, device), Kernel::BackwardGroup);
+        assert_eq!(kernel(lines(9, 1025, 1), true, 2, device), Kernel::BackwardTile { words: 17 });
+        assert_eq!(kernel(lines(9, 1027, 1), true, 2, device), Kernel::BackwardGroup);
+    }
+    assert_eq!(kernel(lines(9, 4096, 4096), false, 2, HOPPER), Kernel::BackwardGroup);
+    assert_eq!(kernel(lines(1 << 15, 128, 2), true, 2, HOPPER), Kernel::BackwardNarrow { whole: true });
+    assert_eq!(kernel(lines(1 << 15, 33, 3), false, 2, TURING), Kernel::BackwardNarrow { whole: false });
+    assert_eq!(kernel(lines(10, 100_000, 64), true, 2, HOPPER), Kernel::BackwardSplitColumns { whole: true });
+    assert_eq!(kernel(lines(1, 10_000_001, 3), true, 2, HOPPER), Kernel::BackwardSplitColumns { whole: false });
+    for (len, outer) in [1, 7, 8, 33, 64, 127, 511, 1000, 1001, 4096, 8192, 16_384, 128_256, 1 << 20, 1 << 24]
+        .into_iter()
+        .flat_map(|len| [1, 7, 1 << 20, 1 << 33].map(|outer| (len, outer)))
+    {
+        for size in [2, 4, 8] {
+            let lines = lines(outer, len, 1);
+            let plan = plan_of(lines, true, size, HOPPER);
+            let what = format!("{lines:?} {plan:?}");
+            let (grid, block, cluster) = (plan.grid.0 as usize, plan.block as usize, plan.cluster as usize);
+            assert!((1..=MAX_GRID).contains(&grid) && block.is_multiple_of(WARP), "{what}");
+            match plan.kernel {
+                Kernel::BackwardTile { words } => {
+                    assert!((words - 1) << plan.parameter >= len * size / 4 && plan.parameter <= 5, "{what}");
+                    assert!(grid * (block >> plan.parameter) >= outer && block == 128 && size < 8, "{what}");
+                    let tile = (block >> plan.parameter) * len * size + 128 + 16;
+                    assert!(plan.shared_bytes as usize >= 2 * tile && plan.shared_bytes <= 48 << 10, "{what}");
+                }
+                Kernel::BackwardWarp { count } => {
+                    assert!(count << plan.parameter >= len && plan.parameter <= 5, "{what}");
+                    assert!(grid * (block >> plan.parameter) >= outer && block == 128, "{what}");
+                }
+                Kernel::BackwardBlock { count } => {
+                    assert!(count * block >= len && block <= 512 && grid == outer, "{what}");
+                }
+                Kernel::BackwardCluster { count } => {
+                    assert!(count * block * cluster >= len && block <= 512 && grid == outer * cluster, "{what}");
+                    assert!(cluster > 1, "{what}");
+                }
+                Kernel::BackwardGroup => check_group(lines, plan),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn fused_plans_cover_the_lines() {
+    let device = |forced| DeviceFacts { forced, ..HOPPER };
+    let packs = FusedKind {
+        backward: false,
+        whole: true,
+        queries: 0,
+        scores: false,
+        capped: false,
+        scale_alone: false,
+        masked_alike: 0,
+        tiles: true,
+        narrow: true,
+    };
+    let any = FusedKind { whole: false, ..packs };
+    let alone = FusedKind { scale_alone: true, ..any };
+    let scores = FusedKind { scores: true, ..packs };
+    let gradients = FusedKind { backward: true, ..scores };
+    let capped = FusedKind { capped: true, ..any };
+    let masked = FusedKind { scores: true, masked_alike: 1, ..any };
+    let padded = FusedKind { masked_alike: 1000, ..masked };
+    let gradients_of_any = Kernel::FusedTile { backward: true, held: Held::Logits };
+    let scores_of_gradients = Kernel::FusedTile { backward: true, held: Held::Scores };
+    let (backward, of) = (false, FusedLines::Packs);
+    for (lines, kind, device, kernel) in [
+        (lines(1 << 20, 512, 1), packs, HOPPER, Kernel::FusedWarp { backward, lines: of }),
+        (lines(1 << 20, 2048, 1), packs, HOPPER, Kernel::FusedBlock { backward, lines: of }),
+        (
+            lines(1 << 20, 2048, 1),
+            FusedKind { queries: 2048, ..packs },
+            HOPPER,
+            Kernel::FusedBlock { backward, lines: FusedLines::Window },
+        ),
+        (lines(64, 2048, 1), scores, HOPPER, Kernel::FusedBlock { backward, lines: FusedLines::Scores }),
+        (lines(64, 1024, 1), gradients, HOPPER, Kernel::FusedWarp { backward: true, lines: FusedLines::Scores }),
+        (lines(64, 8192, 1), gradients, HOPPER, Kernel::FusedBlock { backward: true, lines: FusedLines::Scores }),
+        (lines(64, 2048, 1), gradients, TURING, Kernel::FusedBlock { backward: true, lines: of }),
+        (
+            lines(64, 2048, 1),
+            FusedKind { queries: 64, ..scores },
+            HOPPER,
+            Kernel::FusedWarp { backward, lines: FusedLines::ScoresWindow },
+        ),
+        (
+            lines(64, 16_384, 1),
+            FusedKind { queries: 64, ..scores },
+            HOPPER,
+            Kernel::FusedBlock { backward, lines: FusedLines::ScoresWindow },
+        ),
+        (lines(64, 2048, 1), scores, TURING, Kernel::FusedBlock { backward, lines: of }),
+        (lines(64, 1024, 1), scores, HOPPER, Kernel::FusedWarp { backward, lines: of }),
+        (lines(64, 8200, 1), packs, HOPPER, Kernel::FusedCluster),
+        (lines(64, 8200, 1), packs, TURING, Kernel::FusedRows { backward, scores: false }),
+        (lines(64, 2000, 1), any, TURING, Kernel::FusedTile { backward, held: Held::Logits }),
+        (lines(64, 77, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits }),
+        (lines(64, 77, 1), FusedKind { tiles: false, ..any }, HOPPER, Kernel::FusedRows { backward, scores: false }),
+        (
+            lines(64, 77, 1),
+            FusedKind { scores: true, ..any },
+            HOPPER,
+            Kernel::FusedTile { backward, held: Held::Scores },
+        ),
+        (
+            lines(64, 77, 1),
+            FusedKind { scores: true, ..any },
+            TURING,
+            Kernel::FusedTile { backward, held: Held::Logits },
+        ),
+        (lines(64, 257, 1), masked, HOPPER, Kernel::FusedTile { backward, held: Held::Logits }),
+        (lines(64, 333, 1), masked, HOPPER, Kernel::FusedTile { backward, held: Held::Scores }),
+        (lines(64, 257, 1), padded, HOPPER, Kernel::FusedTile { backward, held: Held::Scores }),
+        (lines(64, 20_480, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits }),
+        (lines(64, 18_432, 1), capped, HOPPER, Kernel::FusedTile { backward, held: Held::CappedLogits }),
+        (lines(64, 18_434, 1), capped, HOPPER, Kernel::FusedRows { backward, scores: false }),
+        (lines(64, 20_483, 1), any, HOPPER, Kernel::FusedRows { backward, scores: false }),
+        (lines(64, 77, 1), FusedKind { backward: true, ..any }, HOPPER, gradients_of_any),
+        (
+            lines(64, 12_301, 1),
+            FusedKind { backward: true, ..any },
+            HOPPER,
+            Kernel::FusedRows { backward: true, scores: false },
+        ),
+        (lines(64, 8195, 1), FusedKind { backward: true, ..masked }, HOPPER, scores_of_gradients),
+        (
+            lines(1 << 20, 512, 1),
+            FusedKind { narrow: false, ..packs },
+            HOPPER,
+            Kernel::FusedRows { backward, scores: false },
+        ),
+        (lines(64, 100, 64), any, HOPPER, Kernel::FusedGroup { backward, scores: false }),
+        (lines(64, 100, 64), alone, HOPPER, Kernel::FusedGroup { backward, scores: true }),
+        (lines(64, 50_257, 1), alone, TURING, Kernel::FusedRows { backward, scores: true }),
+    ] {
+        assert_eq!(fused(lines, kind, 2, device).kernel, kernel, "{lines:?} {kind:?}");
+    }
+    // Windows come whole matrices of queries ahead, as many as run at once, but no more than the cache holds.
+    for (len, queries, size, ahead) in
+        [(2048, 2048, 4, 2048), (2048, 2048, 2, 2048), (2048, 100, 2, 2100), (8192, 8192, 2, 0), (1024, 1, 4, 2640)]
+    {
+        let plan = fused(lines(1 << 18, len, 1), FusedKind { queries, ..packs }, size, HOPPER);
+        assert_eq!(plan.kernel, Kernel::FusedBlock { backward, lines: FusedLines::Window });
+        assert_eq!(plan.parameter, ahead, "{len} {queries} {size}");
+    }
+    let sizes = [1, 3, 31, 128, 129, 1000, 4096, 4097, 8193, 32_768, 100_003, 1 << 20, 1 << 33];
+    let families = Family::ALL.map(|(_, family)| Some(family)).into_iter().chain([None]);
+    let shapes = sizes.iter().flat_map(|&len| sizes.iter().map(move |&outer| (len, outer)));
+    for (forced, (len, outer)) in families.flat_map(|forced| shapes.clone().map(move |shape| (forced, shape))) {
+        for (inner, backward, whole, size) in [
+            (1, false, true, 2),
+            (1, true, true, 4),
+            (1, true, false, 8),
+            (1, true, false, 2),
+            (1, false, true, 8),
+            (1, false, false, 2),
+            (1, false, false, 8),
+            (9, false, false, 4),
+        ] {
+            let lines = lines(outer, len, inner);
+            let kind = FusedKind {
+                backward,
+                whole,
+                queries: if size == 8 || outer == 129 { 100 } else { 0 },
+                scores: outer != 128,
+                capped: outer == 128 && len % 2 == 1,
+                scale_alone: outer == 128 && len % 2 == 0,
+                masked_alike: [0, 1, 1000][outer % 3],
+                tiles: outer != 31,
+                narrow: lines.count() < 1 << 32,
+            };
+            let plan = fused(lines, kind, size, device(forced));
+            let what = format!("{lines:?} {plan:?}");
+            let (grid, block) = (plan.grid.0 as usize, plan.block as usize);
+            use FusedLines::{Scores, ScoresWindow};
+            let (count, most_threads) = match plan.kernel {
+                Kernel::FusedWarp { lines: Scores | ScoresWindow, .. }
+                | Kernel::FusedBlock { lines: Scores | ScoresWindow, .. } => {
+                    scores_count(backward, size).expect("of this size")
+                }
+                _ => fused_count(backward, size),
+            };
+            assert!((1..=MAX_GRID).contains(&grid) && (WARP..=512).contains(&block), "{what}");
+            assert!(block.is_multiple_of(WARP) && grid.is_multiple_of(plan.cluster as usize), "{what}");
+            assert!(kind.narrow || !plan.is_narrow(), "{what}");
+            match plan.kernel {
+                Kernel::FusedWarp { lines: ScoresWindow, .. } => {
+                    assert!(count * WARP >= len && grid * (block / WARP) >= lines.count() && block == 128, "{what}");
+                }
+                Kernel::FusedWarp { .. } => {
+                    assert!(count << plan.parameter >= len && plan.parameter <= 5, "{what}");
+                    assert!(grid * (block >> plan.parameter) >= lines.count() && block == 128, "{what}");
+                }
+                Kernel::FusedBlock { .. } => {
+                    assert!(count * block >= len && block <= most_threads && grid == lines.count(), "{what}");
+                }
+                Kernel::FusedTile { held, .. } => {
+                    let (most, most_threads) = fused_tile_count(backward, held, size);
+                    assert_eq!(held == Held::CappedLogits, kind.capped, "{what}");
+                    let units = if size == 2 { len / 2 } else { len };
+                    let of_block = plan.parameter == WHOLE_BLOCK;
+                    assert!(of_block || plan.parameter <= 5 && block == 128, "{what}");
+                    let (threads, here) =
+                        if of_block { (block, 1) } else { (1 << plan.parameter, block >> plan.parameter) };
+                    assert!(most * threads >= units && block <= most_threads, "{what}");
+                    assert!(grid * here >= lines.count() && !whole, "{what}");
+                    let (tile, tiles) = (here * len * size + 128 + 16, if backward { 2 } else { 1 });
+                    let mask = if plan.shares_mask { 4 * (len / 2 * 2 + 1) } else { 0 };
+                    assert!(plan.shared_bytes as usize >= tiles * tile + mask, "{what}");
+                    assert!(!plan.shares_mask || here > 1 && kind.masked_alike == 1000 && size == 2, "{what}");
+                    assert!(plan.shared_bytes <= 48 << 10, "{what}");
+                }
+                Kernel::FusedCluster => {
+                    let cluster = plan.cluster as usize;
+                    assert!(cluster > 1, "{what}");
+                    assert!(fused_cluster_count(size) * block * cluster >= len, "{what}");
+                    assert!(whole && !backward && grid == lines.count() * cluster, "{what}");
+                }
+                Kernel::FusedGroup { .. } | Kernel::FusedRows { .. } => check_group(lines, plan),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The kernels of log-sum-exp, losses and top-k: every element of every line has a thread, within what blocks may be.
+#[test]
+fn plans_beside_softmax_cover_the_lines() {
+    let sizes = [1, 2, 3, 31, 33, 128, 511, 512, 513, 1000, 4096, 32_768, 100_003, 128_256, 1 << 24];
+    for (outer, len, inner) in sizes.iter().flat_map(|&a| sizes.iter().flat_map(move |&b| [(a, b, 1), (3, b, a)])) {
+        let lines = lines(outer, len, inner);
+        if lines.elem_count() > 1 << 38 {
+            continue; // more than a GPU's memory
+        }
+        for elements in [F32, BF16, Elements { size: 8, ..F32 }] {
+            for (plan, most) in [
+                (statistics(lines, elements, HOPPER), if inner > 1 { 512 } else { 1024 }),
+                (statistics(lines, elements, TURING), if inner > 1 { 512 } else { 1024 }),
+                (loss_backward(lines, elements, HOPPER), 512),
+                (top_k(lines, len.min(50), elements.size, HOPPER), 1024),
+                (top_k(lines, len.min(MOST_TOP_K), elements.size, HOPPER), 1024),
+            ] {
+                let what = format!("{lines:?} {elements:?} {plan:?}");
+                let (grid, block, group) = (plan.grid.0 as usize, plan.block as usize, 1 << plan.parameter.min(5));
+                assert!((1..=MAX_GRID).contains(&grid) && (1..=65_535).contains(&plan.grid.1), "{what}");
+                assert!((WARP..=most).contains(&block) && block.is_multiple_of(WARP), "{what}");
+                let here = match plan.kernel {
+                    Kernel::StatisticsColumns | Kernel::LossBackwardColumns => {
+                        check_group(lines, plan);
+                        continue;
+                    }
+                    Kernel::StatisticsTile => {
+                        let units = if elements.size == 2 { len / 2 } else { len };
+                        assert!(STATISTICS_WORDS * group >= units && block == WARP_BLOCK, "{what}");
+                        let tile = block / group * len * elements.size + 128 + 16;
+                        assert!((tile..=48 << 10).contains(&(plan.shared_bytes as usize)), "{what}");
+                        grid * (block / group)
+                    }
+                    Kernel::LossBackwardShortRows => grid * (block / group),
+                    Kernel::LossBackwardRows => {
+                        let chunks = plan.parameter as usize;
+                        assert!(chunks * block * LOSS_PACKS * 16 >= len * elements.size, "{what}");
+                        grid / chunks
+                    }
+                    Kernel::TopKShortRows => {
+                        assert!(len <= 1024, "{what}");
+                        grid * (block / WARP)
+                    }
+                    Kernel::TopKRows => {
+                        assert!(
+                            block.is_power_of_two() && (SELECT_BYTES..48 << 10).contains(&(plan.shared_bytes as usize)),
+                            "{what}"
+                        );
+                        grid / plan.cluster as usize
+                    }
+                    _ => grid / plan.cluster as usize,
+                };
+                assert!(here >= lines.count(), "{what}");
+            }
+        }
+    }
+}
+
+/// As many threads as there is work for, and several blocks where there are few lines.
+#[test]
+fn groups_of_threads() {
+    let plan = |outer, len, inner| {
+        let plan = group(Kernel::BackwardGroup, lines(outer, len, inner), 2, 2, HOPPER);
+        let (threads, across) = threads_and_across(plan.parameter);
+        (threads, across, plan.cluster, plan.parts())
+    };
+    assert_eq!(plan(1 << 20, 2, 2), (1, 1, 1, 1));
+    assert_eq!(plan(100_000, 3, 5), (1, 1, 1, 1));
+    assert_eq!(plan(1 << 18, 128, 2), (16, 2, 1, 1));
+    assert_eq!(plan(1 << 16, 21, 64), (1, 1, 1, 1));
+    assert_eq!(plan(8191, 4097, 1), (128, 1, 1, 1));
+    assert_eq!(plan(64, 1000, 128), (512, 32, 1, 1));
+    assert_eq!(plan(1, 4096, 4096), (512, 32, 2, 1));
+    assert_eq!(plan(4096, 50_257, 1), (512, 1, 1, 1));
+    assert_eq!(plan(64, 32_000, 1), (512, 1, 2, 1));
+    assert_eq!(plan(64, 151_936, 1), (512, 1, 2, 1));
+    assert_eq!(plan(1, 151_936, 1), (512, 1, 16, 1));
+    assert_eq!(plan(1, 500_000, 1), (512, 1, 1, 132));
+    assert_eq!(plan(1, 1 << 24, 1), (512, 1, 1, 264));
+    assert_eq!(plan(8, 1_000_000, 1), (512, 1, 1, 33));
+    assert_eq!(plan(1, 100_000, 64), (512, 16, 1, 33));
+    assert_eq!(plan(1, 1 << 20, 60), (512, 30, 1, 132));
+    let statistics = group(Kernel::StatisticsColumns, lines(1, 1 << 20, 60), 2, 0, HOPPER);
+    assert_eq!((statistics.cluster, statistics.parts()), (16, 1));
+    let of_turing = |len| group(Kernel::BackwardGroup, lines(1, len, 1), 4, 2, TURING);
+    assert_eq!((of_turing(20_000).cluster, of_turing(20_000).parts()), (1, 1));
+    assert!(of_turing(1_000_000).parts() > TURING.multiprocessors / 2);
+    // Of f32 twice as many threads have a line, so that half as many lines are in the cache.
+    let of_f32 = group(Kernel::BackwardGroup, lines(8191, 4097, 1), 4, 2, HOPPER);
+    assert_eq!(of_f32.parameter, group_shape(256, 1));
+}
+
+#[test]
+fn long_lines_are_shared_by_a_block_and_few_by_a_large_one() {
+    let plan = |outer, len, elements| statistics(lines(outer, len, 1), elements, HOPPER);
+    assert_eq!(plan(4096, 128_256, F32), super::plan(Kernel::StatisticsRows, 4096, STATISTICS_BLOCK));
+    assert_eq!(plan(8192, 4096, BF16).block, 32);
+    assert_eq!(plan(8192, 4096, F32).block, 64);
+    assert_eq!((plan(1, 1 << 24, F32).block as usize, plan(1, 1 << 24, F32).cluster), (MAX_BLOCK, 16));
+    assert_eq!((plan(1, 128_256, BF16).block, plan(1, 128_256, BF16).cluster), (512, 8));
+    assert_eq!((plan(8, 128_256, F32).block, plan(8, 128_256, F32).cluster), (1024, 8));
+    assert_eq!(plan(64, 128_256, F32).cluster, 1);
+    assert_eq!(plan(8192, 64, F32).kernel, Kernel::StatisticsTile);
+    assert_eq!(loss_backward(lines(4096, 128_256, 1), F32, HOPPER).parameter, 32);
+    assert_eq!(top_k(lines(4096, 64, 1), 8, 4, HOPPER).kernel, Kernel::TopKShortRows);
+    assert_eq!(top_k(lines(4096, 1000, 1), 1000, 4, HOPPER).kernel, Kernel::TopKRows);
+    assert_eq!(top_k(lines(8, 128_256, 1), 50, 4, HOPPER).cluster, 16);
+    assert_eq!(top_k(lines(64, 128_256, 1), 50, 2, HOPPER).cluster, 2);
+    assert_eq!(top_k(lines(1000, 128_256, 1), 50, 4, HOPPER).cluster, 1);
+}
+
+/// Groups of threads: all lines have one, with a thread for each that lies side by side, and a block's threads know its cluster's blocks.
+fn check_group(lines: Lines, plan: Plan) {
+    let what = format!("{lines:?} {plan:?}");
+    let (grid, block, cluster) = (plan.grid.0 as usize, plan.block as usize, plan.cluster as usize);
+    let (threads, across) = threads_and_across(plan.parameter);
+    assert!(across <= threads && block.is_multiple_of(threads) && block <= GROUP_BLOCK, "{what}");
+    assert!(grid.is_multiple_of(cluster) && cluster.is_power_of_two() && cluster <= WIDE_CLUSTER, "{what}");
+    assert!(cluster == 1 || (threads == block && cluster * across <= threads), "{what}");
+    let apart = plan.kernel == Kernel::LossBackwardColumns || cluster == 1 && threads == block;
+    assert!(plan.parts() == 1 || (apart && plan.parts() < 1 << 16), "{what}");
+    let groups = group_count(lines, plan.parameter);
+    assert!(groups * across >= lines.count(), "{what}");
+    assert!(grid / cluster * (block / threads) >= groups || grid > MAX_GRID - cluster, "{what}");
+}
+
+fn check(lines: Lines, elements: Elements, device: DeviceFacts, plan: Plan) {
+    let what = format!("{lines:?} {elements:?} {plan:?}");
+    let (grid, block) = (plan.grid.0 as usize, plan.block as usize);
+    assert!((1..=MAX_GRID).contains(&grid) && (1..=65_535).contains(&plan.grid.1), "{what}");
+    assert!((WARP..=MAX_BLOCK).contains(&block) && block.is_multiple_of(WARP), "{what}");
+    assert!(grid.is_multiple_of(plan.cluster as usize), "{what}");
+    assert!(plan.cluster == 1 || device.compute_capability >= 90, "{what}");
+    let side_by_side = 1 << plan.parameter.clamp(0, 5);
+    match plan.kernel {
+        Kernel::OnlineShortRows => {
+            assert!(plan.shared_bytes as usize >= block * lines.len * elements.size.max(4), "{what}");
+            assert!(grid * block >= lines.count() && plan.shared_bytes <= 48 << 10, "{what}");
+        }
+        Kernel::Tile { words } => {
+            let bytes = lines.len * elements.size;
+            assert!((words - 1) * side_by_side >= bytes / 4 && words % 2 == 1 && words <= 33, "{what}");
+            assert!(grid * (block / side_by_side) >= lines.count() && elements.size < 8 && block == 128, "{what}");
+            let tile = block / side_by_side * bytes;
+            assert!(plan.shared_bytes as usize >= tile + 128 + 16 && plan.shared_bytes <= 48 << 10, "{what}");
+        }
+        Kernel::Warp { count, whole } => {
+            assert!(count * side_by_side >= room(lines, whole, elements, PACK_BYTES), "{what}");
+            assert!(side_by_side <= WARP && grid * (block / side_by_side) >= lines.count(), "{what}");
+            let wide = !whole && elements.size == 2 && device.compute_capability >= 90;
+            assert!(block == 128 || (wide && block == 512 && grid <= 4 * device.multiprocessors), "{what}");
+        }
+        Kernel::Block { count, whole } => {
+            assert!(count * block >= room(lines, whole, elements, SECTOR_BYTES) && grid == lines.count(), "{what}");
+            assert!(block <= if elements.size == 4 && count == 64 { 256 } else { 512 }, "{what}");
+        }
+        Kernel::Cluster { count, whole } => {
+            let threads = block * plan.cluster as usize;
+            assert!(count * threads >= room(lines, whole, elements, SECTOR_BYTES), "{what}");
+            assert!((2..=16).contains(&plan.cluster), "{what}");
+            assert!(grid == lines.count() * plan.cluster as usize && block <= 512 && plan.parameter >= 0, "{what}");
+        }
+        Kernel::Grid => {
+            let (parts, cluster) = (grid / lines.count(), plan.cluster as usize);
+            assert!(grid == parts * lines.count() && grid <= device.multiprocessors && block == 512, "{what}");
+            assert!(cluster == 1 || cluster == parts, "{what}");
+            assert!(parts * 64 * 4096 >= lines.len * elements.size + 2 * PACK_BYTES, "{what}");
+            assert!(plan.shared_bytes as usize <= device.shared_bytes && elements.size < 8, "{what}");
+        }
+        Kernel::Shared { aligned } => {
+            let packs = (lines.len * elements.size).div_ceil(PACK_BYTES).div_ceil(2);
+            assert!(plan.cluster == 2 && grid == lines.count() * 2 && block == 640, "{what}");
+            assert!(grid <= device.multiprocessors && lines.len.is_multiple_of(8) && elements.size == 2, "{what}");
+            assert!(!aligned || elements.input_alignment.is_multiple_of(16), "{what}");
+            // A sample in every block, and no more chunks than there are barriers
+            assert!(lines.len / 8 - packs >= 128 && packs < 24 * 640, "{what}");
+            assert!(plan.shared_bytes as usize >= (packs + 1) * PACK_BYTES + 8 * (2 * 21 + 27), "{what}");
+            assert!(plan.shared_bytes as usize <= device.shared_bytes, "{what}");
+        }
+        Kernel::SplitApply { .. } => {
+            assert!(plan.grid.1 as usize == lines.count() && block <= 512, "{what}");
+            assert!(grid * lines.count() * 2 * elements.size.max(4) < 1 << 20, "workspace: {what}");
+        }
+        Kernel::SplitColumnsApply { whole } => {
+            let (rows, outer) = (plan.parameter as usize, plan.grid.1 as usize);
+            let NarrowUnits { size, across, strips } = narrow_units(lines, whole, elements.size);
+            let parts = lines.len.div_ceil(rows);
+            assert!(outer == lines.outer && grid.is_multiple_of(parts) && block == 512 && across <= WARP, "{what}");
+            assert!(rows.is_multiple_of(2) && strips == (grid > parts), "{what}");
+            assert!(grid / parts * size * across >= lines.inner, "{what}");
+            assert!(size == 1 || elements.input_alignment.is_multiple_of(4), "{what}");
+            assert!(size == 1 || lines.inner.is_multiple_of(2) || (lines.len.is_multiple_of(2) && !strips), "{what}");
+        }
+        Kernel::Run { len } => {
+            assert!(grid * block * (16 / elements.size) >= lines.count() && (2..8).contains(&len), "{what}");
+            assert!(len == lines.len && lines.inner == 1 && block == 128, "{what}");
+            let whole = elements.input_alignment.min(elements.output_alignment).is_multiple_of(16);
+            assert!(plan.parameter == whole as i32, "{what}");
+        }
+        Kernel::FewRows { columns, rows, whole } => {
+            let across = plan.parameter as usize;
+            assert!(across * columns >= lines.inner && (4..=8).contains(&rows) && rows >= lines.len, "{what}");
+            assert!(grid * block >= across * lines.outer && block == 128, "{what}");
+            assert!(!whole || lines.inner.is_multiple_of(columns), "{what}");
+            assert!(!whole || elements.input_alignment.is_multiple_of(16), "{what}");
+        }
+        Kernel::Narrow { whole } => {
+            let NarrowUnits { size, across, strips } = narrow_units(lines, whole, elements.size);
+            let alone = plan.parameter == NARROW_ALONE;
+            let (warps, lanes) = if alone { (block / WARP, WARP) } else { (1, side_by_side) };
+            assert!(!strips && across <= lanes, "{what}");
+            assert!(lanes / across * across * warps * 16 * size >= lines.len * lines.inner, "{what}");
+            assert!(grid * if alone { 1 } else { block / lanes } >= lines.outer, "{what}");
+            assert!(block <= if elements.size == 8 { 512 } else { 1024 }, "{what}");
+            assert!(size == 1 || (lines.len * lines.inner).is_multiple_of(2), "{what}");
+            assert!(size == 1 || elements.input_alignment.is_multiple_of(4), "{what}");
+            let states = (warps + 1) * across * size * 2 * elements.size.max(4);
+            assert!(!alone || (states..=48 << 10).contains(&(plan.shared_bytes as usize)), "{what}");
+        }
+        Kernel::Column { columns, rows, whole } => {
+            assert!(side_by_side <= WARP && block.is_multiple_of(side_by_side) && plan.cluster <= 16, "{what}");
+            assert!(block / side_by_side * rows * plan.cluster as usize >= lines.len, "{what}");
+            let most = match (elements.size, columns, rows) {
+                (2, 2, 16) => 128,
+                (2, 4, _) => 512,
+                _ => 256,
+            };
+            assert!(block <= most, "{what}");
+            assert!(grid / plan.cluster as usize * side_by_side * columns >= lines.inner * lines.outer, "{what}");
+            assert!(!whole || lines.inner.is_multiple_of(columns), "{what}");
+            assert!(plan.shared_bytes < 48 << 10, "{what}");
+        }
+        Kernel::Strip(strips) => {
+            let (rows, bytes) = (plan.parameter as usize, strips.bytes(elements.size));
+            let boxes = rows.div_ceil(MAX_BOX_ROWS);
+            assert!(rows * plan.cluster as usize >= lines.len && plan.cluster <= 16, "{what}");
+            assert!(rows * bytes <= 1 << 16 && rows.is_multiple_of(8 * boxes) && block == 256, "{what}");
+            assert!(strips == Strips::Any || elements.input_alignment.is_multiple_of(16), "{what}");
+            assert!((lines.inner * elements.size).is_multiple_of(16) && elements.size < 8, "{what}");
+            assert!(strips.count(lines, elements.size) >= grid / plan.cluster as usize, "{what}");
+            // Two blocks, and what the system takes of each.
+            assert!(2 * (plan.shared_bytes + 1024) <= 228 << 10, "{what}");
+        }
+        Kernel::Resident { held } => {
+            let (rows, blocks) = (plan.parameter as usize, plan.cluster as usize);
+            let boxes = rows.div_ceil(64);
+            assert!(rows * blocks >= lines.len && rows * (blocks - 1) < lines.len && blocks <= 16, "{what}");
+            assert!(grid == lines.inner.div_ceil(64) * blocks && block == 512, "{what}");
+            assert!(plan.grid.1 as usize == lines.outer, "{what}");
+            assert!(elements.size == 2 && lines.inner.is_multiple_of(8), "{what}");
+            assert!(boxes <= 25 + held && (held == 0 || boxes > 25 && held == 8), "{what}");
+            let bytes = boxes.min(25) * 64 * 128 + (16 + 1 + 2 * blocks) * 64 * 8 + (boxes + 3) * 8;
+            assert!((bytes..=device.shared_bytes).contains(&(plan.shared_bytes as usize)), "{what}");
+            // As many at once as there are, and no more to a multiprocessor than there must be
+            let each = (228 << 10) / (plan.shared_bytes as usize + 1024);
+            assert!(each == (grid * lines.outer).div_ceil(device.multiprocessors) && each <= 2, "{what}");
+        }
+        _ => {}
+    }
+}
