@@ -1,5 +1,5 @@
 // The gradients, of lines of any length and offset, of scores of half precision that are the logits but for a scale, a mask and a window.
 #include "fused_tile.cuh"
 
-#define KERNELS(dtype, T) FUSED_BACKWARD_TILE(fused_backward_tile_scores, dtype, T, ScoresInTiles)
+#define KERNELS(dtype, T) FUSED_BACKWARD_TILE(fused_backward_tile_scores, dtype, T, ScoresInTiles, 512)
 FOR_EACH_HALF_DTYPE(KERNELS)

@@ -103,7 +103,9 @@ impl Key {
             Kernel::BackwardCluster { count } => format!("backward_cluster_{count}"),
             Kernel::FusedWarp { backward, lines } => fused("warp", backward, of_lines(lines)),
             Kernel::FusedBlock { backward, lines } => fused("block", backward, of_lines(lines)),
-            Kernel::FusedTile { backward, held } => fused("tile", backward, of_held(held)),
+            Kernel::FusedTile { backward, held, many } => {
+                fused("tile", backward, of_held(held)) + if many { "_many" } else { "" }
+            }
             Kernel::FusedCluster => "fused_cluster".into(),
             Kernel::FusedGroup { backward, scores } => fused("group", backward, of_scores(scores)),
             Kernel::FusedRows { backward, scores } => fused("rows", backward, of_scores(scores)),
@@ -283,7 +285,8 @@ mod tests {
             kernels.extend([Kernel::FusedWarp { backward, lines }, Kernel::FusedBlock { backward, lines }]);
         }
         for backward in [false, true] {
-            kernels.extend([Held::Logits, Held::CappedLogits].map(|held| Kernel::FusedTile { backward, held }));
+            let tile = |held| Kernel::FusedTile { backward, held, many: false };
+            kernels.extend([Held::Logits, Held::CappedLogits].map(tile));
             for scores in [false, true] {
                 kernels.extend([Kernel::FusedGroup { backward, scores }, Kernel::FusedRows { backward, scores }]);
             }
@@ -353,8 +356,10 @@ mod tests {
                     Kernel::FusedWarp { backward: false, lines: FusedLines::ScoresWindow },
                     Kernel::FusedBlock { backward: false, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: false, lines: FusedLines::ScoresWindow },
-                    Kernel::FusedTile { backward: false, held: Held::Scores },
-                    Kernel::FusedTile { backward: true, held: Held::Scores },
+                    Kernel::FusedTile { backward: false, held: Held::Scores, many: false },
+                    Kernel::FusedTile { backward: true, held: Held::Scores, many: false },
+                    Kernel::FusedTile { backward: false, held: Held::Logits, many: true },
+                    Kernel::FusedTile { backward: false, held: Held::CappedLogits, many: true },
                     Kernel::FusedWarp { backward: true, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                     Kernel::Column { columns: 2, rows: 16, whole },
@@ -394,14 +399,15 @@ mod tests {
                 for output in [Output::Probability, Output::LogProbability] {
                     for compute_capability in [75, 90] {
                         use FusedLines::{Scores, ScoresWindow};
-                        let of_scores = matches!(
+                        let since_hopper = matches!(
                             kernel,
                             Kernel::FusedWarp { lines: Scores | ScoresWindow, .. }
                                 | Kernel::FusedBlock { lines: Scores | ScoresWindow, .. }
                                 | Kernel::FusedTile { held: Held::Scores, .. }
+                                | Kernel::FusedTile { many: true, .. }
                         );
                         let wide_half = kernel == Kernel::Tile { words: 33 } && dtype != "f32";
-                        if compute_capability == 75 && (kernel.needs_hopper() || of_scores || wide_half) {
+                        if compute_capability == 75 && (kernel.needs_hopper() || since_hopper || wide_half) {
                             continue;
                         }
                         let key = Key { kernel, output, dtype };

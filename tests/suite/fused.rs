@@ -1,6 +1,6 @@
 //! The builder: every option and combination against a reference in f64 that is computed here.
 
-use crate::support::{begin_low, devices, far_from_each_other, normal, pool, tensor, values, within_cap, DTYPES};
+use crate::support::{begin_low, devices, far_from_each_other, gpu, normal, pool, tensor, values, within_cap, DTYPES};
 use candle_core::{DType, Device, Module, Result, Tensor, Var, D};
 use candle_softmax::{ops, testing, MaskedRows, Softmax};
 use proptest::prelude::*;
@@ -678,6 +678,28 @@ fn short_lines_that_share_a_bias() -> Result<()> {
                 check(&Case { softcap: Some(4.0), causal: true, ..biased })?;
             }
         }
+    }
+    Ok(())
+}
+
+/// As many lines of half precision as a GPU of 132 multiprocessors has threads for, of 1 to 32 for each: more of a line is one thread's then.
+#[test]
+fn lines_that_fill_a_gpu() -> Result<()> {
+    if gpu().is_none() {
+        eprintln!("skipped: there is no GPU, or feature `cuda` is off");
+        return Ok(());
+    }
+    for (i, (matrices, len)) in
+        [(1400, 49), (440, 77), (340, 100), (86, 197), (26, 333), (8, 801), (2, 1401)].into_iter().enumerate()
+    {
+        let (seed, dtype) = (i as u64, [DType::F16, DType::BF16][i % 2]);
+        let plain = Case { scale: 0.5, ..Case::new(make(&[matrices / 2, 2, len, len], 3.0, seed, dtype)?) };
+        let bias = Some(make(&[2, len, len], 2.0, seed + 1, dtype)?);
+        let padding = Some(mask(&[matrices / 2, 1, 1, len], seed + 2)?);
+        let sinks = Some(make(&[2], 2.0, seed + 3, dtype)?);
+        check(&Case { bias: bias.clone(), mask: padding.clone(), ..plain.clone() })?;
+        let (window, dropout) = (Some((len / 2, 3)), Some((0.2, 9)));
+        check(&Case { bias, mask: padding, softcap: Some(4.0), window, sinks, dropout, ..plain })?;
     }
     Ok(())
 }

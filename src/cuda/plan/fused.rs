@@ -82,6 +82,9 @@ pub(super) fn fused_tile_count(backward: bool, held: Held, size: usize) -> (usiz
     }
 }
 
+/// The same of lines of half precision, forward, for which half the threads are enough then, since Hopper.
+pub(super) const FUSED_TILE_MANY: usize = 26;
+
 /// [`Plan::parameter`] where a block takes one line, and no part of a warp does.
 pub(crate) const WHOLE_BLOCK: i32 = 6;
 
@@ -124,7 +127,14 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
     {
         most /= 2;
     }
-    let threads = threads_of(most);
+    let fewer = threads_of(FUSED_TILE_MANY);
+    let many = size == 2
+        && !backward
+        && held != Held::Scores
+        && device.compute_capability >= 90
+        && fewer <= WARP.min(threads_of(most) / 2)
+        && tile_fills(lines, fewer, device);
+    let threads = if many { fewer } else { threads_of(most) };
     let (shift, block) = if threads <= WARP { (threads.ilog2() as i32, WARP_BLOCK) } else { (WHOLE_BLOCK, threads) };
     let per_block = lines_of_block(threads);
     let grid = lines.count().div_ceil(per_block);
@@ -138,7 +148,7 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
         parameter: shift,
         shared_bytes: tiles as u32 * tile_bytes(per_block, lines, size).next_multiple_of(128) + mask_bytes as u32,
         shares_mask,
-        ..plan(Kernel::FusedTile { backward, held }, grid, block)
+        ..plan(Kernel::FusedTile { backward, held, many }, grid, block)
     })
 }
 

@@ -200,10 +200,11 @@ pub(crate) enum Kernel {
         lines: FusedLines,
     },
     FusedCluster,
-    /// … or, of any length and offset, in tiles as above, of which a block may also take one line.
+    /// … or, of any length and offset, in tiles as above, of which a block may also take one line; `many`: more of a line to a thread.
     FusedTile {
         backward: bool,
         held: Held,
+        many: bool,
     },
     /// … or read twice by a group of threads, lines side by side and contiguous ones; `scores`: with nothing but a scale, window and sinks.
     FusedGroup {
@@ -393,6 +394,10 @@ impl Plan {
 const MAX_GRID: usize = i32::MAX as usize;
 const WARP: usize = 32;
 const MAX_BLOCK: usize = 1024;
+/// What accesses of a part of a warp, and of a whole one, begin at multiples of in the output, as `kernels/register_softmax.cuh`
+/// has it: packs and sectors of memory.
+pub(super) const PACK_BYTES: usize = 16;
+const SECTOR_BYTES: usize = 32;
 /// Places in a line are 32-bit in the kernels that hold it in registers.
 const MAX_REGISTER_LINE: usize = 1 << 30;
 /// Threads of a block whose lines take a warp or less each: 1.01 / 1.01 at 128 threads, 1.02 / 1.03 at 256 (2097152 x 16).
@@ -501,8 +506,3 @@ fn whole_packs(lines: Lines, elements: Elements) -> bool {
         && elements.input_alignment.is_multiple_of(16)
         && elements.output_alignment.is_multiple_of(16)
 }
-
-/// What accesses of a part of a warp, and of a whole one, begin at multiples of in the output, as `kernels/register_softmax.cuh`
-/// has it: packs and sectors of memory.
-pub(super) const PACK_BYTES: usize = 16;
-const SECTOR_BYTES: usize = 32;

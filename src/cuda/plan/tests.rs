@@ -1,4 +1,4 @@
-use super::fused::{fused_cluster_count, fused_count, fused_tile_count, scores_count};
+use super::fused::{fused_cluster_count, fused_count, fused_tile_count, scores_count, FUSED_TILE_MANY};
 use super::group::{group, group_shape, threads_and_across, GROUP_BLOCK};
 use super::softmax::room;
 use super::statistics::{LOSS_PACKS, SELECT_BYTES, STATISTICS_BLOCK, STATISTICS_WORDS};
@@ -345,8 +345,8 @@ fn fused_plans_cover_the_lines() {
     let capped = FusedKind { capped: true, ..any };
     let masked = FusedKind { scores: true, masked_alike: 1, ..any };
     let padded = FusedKind { masked_alike: 1000, ..masked };
-    let gradients_of_any = Kernel::FusedTile { backward: true, held: Held::Logits };
-    let scores_of_gradients = Kernel::FusedTile { backward: true, held: Held::Scores };
+    let gradients_of_any = Kernel::FusedTile { backward: true, held: Held::Logits, many: false };
+    let scores_of_gradients = Kernel::FusedTile { backward: true, held: Held::Scores, many: false };
     let (backward, of) = (false, FusedLines::Packs);
     for (lines, kind, device, kernel) in [
         (lines(1 << 20, 512, 1), packs, HOPPER, Kernel::FusedWarp { backward, lines: of }),
@@ -377,26 +377,30 @@ fn fused_plans_cover_the_lines() {
         (lines(64, 1024, 1), scores, HOPPER, Kernel::FusedWarp { backward, lines: of }),
         (lines(64, 8200, 1), packs, HOPPER, Kernel::FusedCluster),
         (lines(64, 8200, 1), packs, TURING, Kernel::FusedRows { backward, scores: false }),
-        (lines(64, 2000, 1), any, TURING, Kernel::FusedTile { backward, held: Held::Logits }),
-        (lines(64, 77, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits }),
+        (lines(64, 2000, 1), any, TURING, Kernel::FusedTile { backward, held: Held::Logits, many: false }),
+        (lines(64, 77, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits, many: false }),
         (lines(64, 77, 1), FusedKind { tiles: false, ..any }, HOPPER, Kernel::FusedRows { backward, scores: false }),
         (
             lines(64, 77, 1),
             FusedKind { scores: true, ..any },
             HOPPER,
-            Kernel::FusedTile { backward, held: Held::Scores },
+            Kernel::FusedTile { backward, held: Held::Scores, many: false },
         ),
         (
             lines(64, 77, 1),
             FusedKind { scores: true, ..any },
             TURING,
-            Kernel::FusedTile { backward, held: Held::Logits },
+            Kernel::FusedTile { backward, held: Held::Logits, many: false },
         ),
-        (lines(64, 257, 1), masked, HOPPER, Kernel::FusedTile { backward, held: Held::Logits }),
-        (lines(64, 333, 1), masked, HOPPER, Kernel::FusedTile { backward, held: Held::Scores }),
-        (lines(64, 257, 1), padded, HOPPER, Kernel::FusedTile { backward, held: Held::Scores }),
-        (lines(64, 20_480, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits }),
-        (lines(64, 18_432, 1), capped, HOPPER, Kernel::FusedTile { backward, held: Held::CappedLogits }),
+        (lines(64, 257, 1), masked, HOPPER, Kernel::FusedTile { backward, held: Held::Logits, many: false }),
+        (lines(64, 333, 1), masked, HOPPER, Kernel::FusedTile { backward, held: Held::Scores, many: false }),
+        (lines(64, 257, 1), padded, HOPPER, Kernel::FusedTile { backward, held: Held::Scores, many: false }),
+        (lines(340_613, 197, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits, many: true }),
+        (lines(340_613, 197, 1), any, TURING, Kernel::FusedTile { backward, held: Held::Logits, many: false }),
+        (lines(115_977, 577, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits, many: false }),
+        (lines(871_486, 77, 1), capped, HOPPER, Kernel::FusedTile { backward, held: Held::CappedLogits, many: true }),
+        (lines(64, 20_480, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits, many: false }),
+        (lines(64, 18_432, 1), capped, HOPPER, Kernel::FusedTile { backward, held: Held::CappedLogits, many: false }),
         (lines(64, 18_434, 1), capped, HOPPER, Kernel::FusedRows { backward, scores: false }),
         (lines(64, 20_483, 1), any, HOPPER, Kernel::FusedRows { backward, scores: false }),
         (lines(64, 77, 1), FusedKind { backward: true, ..any }, HOPPER, gradients_of_any),
