@@ -431,7 +431,7 @@ fn fused_plans_cover_the_lines() {
         assert_eq!(plan.kernel, Kernel::FusedBlock { backward, lines: FusedLines::Window });
         assert_eq!(plan.parameter, ahead, "{len} {queries} {size}");
     }
-    let sizes = [1, 3, 31, 128, 129, 1000, 4096, 4097, 8193, 32_768, 100_003, 1 << 20, 1 << 33];
+    let sizes = [1, 3, 31, 100, 128, 129, 1000, 4096, 4097, 8193, 32_768, 100_003, 1 << 20, 1 << 33];
     let families = Family::ALL.map(|(_, family)| Some(family)).into_iter().chain([None]);
     let shapes = sizes.iter().flat_map(|&len| sizes.iter().map(move |&outer| (len, outer)));
     for (forced, (len, outer)) in families.flat_map(|forced| shapes.clone().map(move |shape| (forced, shape))) {
@@ -450,7 +450,7 @@ fn fused_plans_cover_the_lines() {
                 backward,
                 whole,
                 queries: if size == 8 || outer == 129 { 100 } else { 0 },
-                scores: outer != 128,
+                scores: outer != 128 && outer != 100_003,
                 capped: outer == 128 && len % 2 == 1,
                 scale_alone: outer == 128 && len % 2 == 0,
                 masked_alike: [0, 1, 1000][outer % 3],
@@ -482,8 +482,10 @@ fn fused_plans_cover_the_lines() {
                 Kernel::FusedBlock { .. } => {
                     assert!(count * block >= len && block <= most_threads && grid == lines.count(), "{what}");
                 }
-                Kernel::FusedTile { held, .. } => {
-                    let (most, most_threads) = fused_tile_count(backward, held, size);
+                Kernel::FusedTile { held, many, .. } => {
+                    assert!(!many || size == 2 && !backward && held != Held::Scores, "{what}");
+                    let (most, most_threads) =
+                        if many { (FUSED_TILE_MANY, WARP_BLOCK) } else { fused_tile_count(backward, held, size) };
                     assert_eq!(held == Held::CappedLogits, kind.capped, "{what}");
                     let units = if size == 2 { len / 2 } else { len };
                     let of_block = plan.parameter == WHOLE_BLOCK;
