@@ -891,7 +891,7 @@ __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, 
 // up to 1.25 times as long): of f32 25 (340613 x 197 with a mask shared by all 1.07 copies; with 24, for which two threads would
 // take a line where one does, 1.28), of half precision as numbers twenty (115977 x 577 with a bias 1.33; with sixteen 1.80, but
 // 340613 x 197 1.55 instead of 1.61). Masks of f32 come first: 340613 x 197 with one for each of many matrices 1.07, behind the
-// scores 1.45. With a softcap 18, which take no spilled registers: 128 x 12 x 197 x 197 1.20 (H100), twenty 1.42.
+// scores 1.45. With a softcap 18, of which two registers spill: 128 x 12 x 197 x 197 1.20 (H100), with twenty, of which seven do, 1.42.
 template <typename T, bool CAPPED = false>
 using LogitsInTile = std::conditional_t<sizeof(T) == 4, TileLogits<T, 25, 5, CAPPED, true>,
                                         std::conditional_t<sizeof(T) == 8, TileLogits<T, 8, 4, CAPPED>, TileLogits<T, CAPPED ? 18 : 20, 2, CAPPED>>>;

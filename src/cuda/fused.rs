@@ -240,6 +240,7 @@ fn run(
         && options.dropout.is_none()
         && out == dtype
         && tensors.logits_gradient == 0;
+    let steepness = steepness(options, dtype, out);
     let kind = FusedKind {
         backward,
         whole,
@@ -248,25 +249,26 @@ fn run(
         scores: scaled && scores,
         capped: options.softcap.is_some(),
         masked_alike: if mask != 0 && geometry.mask_step > 0 { masked_alike(geometry) } else { 0 },
-        tiles: known_to_tiles(options, dtype, out, tensors),
+        tiles: known_to_tiles(options, dtype, out, tensors, steepness),
         narrow: is_narrow(options, geometry),
     };
     let plan = plan::fused(geometry.lines, kind, dtype.size_in_bytes(), functions::facts(device)?);
-    by_dtype!(NAME, dtype, launch(options, geometry, (dtype, out), device, tensors, plan))
+    by_dtype!(NAME, dtype, launch(options, geometry, out, device, tensors, plan, steepness))
 }
 
 fn launch<T: CudaElement>(
     options: &Options,
     geometry: &Geometry,
-    dtypes: (DType, DType),
+    out: DType,
     device: &CudaDevice,
     tensors: Addresses,
     plan: Plan,
+    steepness: Option<f64>,
 ) -> Result<()>
 where
     T::Real: Narrow,
 {
-    let call = call::<T::Real>(options, geometry, dtypes, tensors, plan)?;
+    let call = call::<T::Real>(options, geometry, out, tensors, plan, steepness)?;
     // SAFETY: the addresses are of storages as large as the geometry says, checked when they were taken; a plan covers all
     // lines, and the kernels mask or stride over what lies beyond.
     unsafe { launch::fused::<T, _>(device, call, geometry.lines, plan) }
@@ -275,9 +277,10 @@ where
 fn call<R: Narrow>(
     options: &Options,
     geometry: &Geometry,
-    (dtype, out): (DType, DType),
+    out: DType,
     tensors: Addresses,
     plan: Plan,
+    steepness: Option<f64>,
 ) -> Result<Call<R>> {
     // Those in front that move nothing but along the scores need no kernel's attention.
     let moves_nothing = |axis: &&Axis| axis.bias == 0 && axis.mask == 0 && axis.sink == 0 && axis.query == 0;
@@ -320,7 +323,7 @@ fn call<R: Narrow>(
         cap: R::narrow(cap),
         inverse_cap: R::narrow(1.0 / cap),
         kept_scale: R::narrow(options.dropout.map_or(1.0, |dropout| dropout.kept_scale())),
-        steepness: R::narrow(steepness(options, dtype, out).unwrap_or(0.0)),
+        steepness: R::narrow(steepness.unwrap_or(0.0)),
         threshold: options.dropout.map_or(0, |dropout| dropout.threshold << 16),
         keys: options.dropout.map_or([[0, 0]; 7], |dropout| round_keys(dropout.seed)),
         dtype: match out {
@@ -346,12 +349,15 @@ fn call<R: Narrow>(
 /// What scores are multiplied with to be the exponents, for base 2, that give softcap's tangents in few instructions, if these are exact enough: they are
 /// off by up to 3e-7, and a logit by that times the cap, which results of half precision have room for.
 fn steepness(options: &Options, scores: DType, result: DType) -> Option<f64> {
-    let is_half = |dtype: DType| matches!(dtype, DType::F16 | DType::BF16);
     let cap = options.softcap.filter(|&cap| cap <= 128.0)?;
     let steepness = 2.0 * std::f64::consts::LOG2_E * options.scale / cap;
     // What is far from 1 is no normal number, or makes none of scores.
     let usual = (1e-30..1e30).contains(&steepness.abs());
     (is_half(scores) && is_half(result) && usual).then_some(steepness)
+}
+
+fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
 }
 
 /// How many neighbouring lines have the same mask of an element for each key: one where these are no neighbours in memory.
@@ -377,7 +383,7 @@ fn sharers(geometry: &Geometry, tensors: Addresses) -> Option<&Axis> {
 /// Whether `kernels/fused_tile.cuh` has kernels for this call. Results of another dtype than the scores' or, backward, their gradients are not dropped
 /// there, and beside half precision, where gradients are held as they lie in memory, there are none. Of half precision gradients lie in words as the
 /// scores do, and a softcap has a steepness.
-fn known_to_tiles(options: &Options, scores: DType, result: DType, tensors: Addresses) -> bool {
+fn known_to_tiles(options: &Options, scores: DType, result: DType, tensors: Addresses, steepness: Option<f64>) -> bool {
     use DType::{BF16, F16, F32, F64};
     let backward = tensors.gradient != 0;
     let dtypes = match (scores, result) {
@@ -386,10 +392,9 @@ fn known_to_tiles(options: &Options, scores: DType, result: DType, tensors: Addr
         (F64, F32) | (F32, F16 | BF16) => !(backward && options.dropout.is_some()),
         _ => false,
     };
-    let half = matches!(scores, F16 | BF16);
     let in_words = !backward || tensors.scores % 4 == tensors.gradient % 4;
-    let steep = options.softcap.is_none() || steepness(options, scores, result).is_some();
-    dtypes && (!half || in_words && steep)
+    let steep = options.softcap.is_none() || steepness.is_some();
+    dtypes && (!is_half(scores) || in_words && steep)
 }
 
 /// The keys of Philox's rounds.

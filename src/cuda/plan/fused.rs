@@ -109,7 +109,8 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
     };
     let lines_of_block = |threads: usize| if threads <= WARP { WARP_BLOCK / threads } else { 1 };
     let logits = if kind.capped { Held::CappedLogits } else { Held::Logits };
-    let scores = kind.scores && size == 2 && device.compute_capability >= 90;
+    let half_on_hopper = size == 2 && device.compute_capability >= 90;
+    let scores = kind.scores && half_on_hopper;
     let mut held = if scores { Held::Scores } else { logits };
     if scores && kind.masked_alike > 0 && !backward {
         // Where four threads would take a line, of which each reads two bytes of the mask at a time, eight that hold logits are faster
@@ -128,10 +129,9 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
         most /= 2;
     }
     let fewer = threads_of(FUSED_TILE_MANY);
-    let many = size == 2
+    let many = half_on_hopper
         && !backward
         && held != Held::Scores
-        && device.compute_capability >= 90
         && fewer <= WARP.min(threads_of(most) / 2)
         && tile_fills(lines, fewer, device);
     let threads = if many { fewer } else { threads_of(most) };
