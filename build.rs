@@ -18,7 +18,10 @@ mod cuda {
     use std::collections::BTreeMap;
     use std::fmt::Write as _;
     use std::io::Write as _;
+    use std::ops::Range;
     use std::path::{Path, PathBuf};
+    use std::process::Command;
+    use std::sync::Mutex;
 
     const ALL: &[&str] = &["f32", "f64", "f16", "bf16"];
     const HALF: &[&str] = &["f16", "bf16"];
@@ -153,6 +156,7 @@ mod cuda {
 
     pub fn compile_kernels() {
         println!("cargo:rerun-if-env-changed=PATH");
+        println!("cargo:rerun-if-env-changed=CUDA_COMPUTE_CAP");
         // The folder stands for all files in it: cargo notices a changed header, and files that come and go.
         println!("cargo:rerun-if-changed=kernels");
         println!("cargo:rerun-if-changed=src/cuda/registers.rs");
@@ -163,6 +167,7 @@ mod cuda {
             );
             std::process::exit(1);
         };
+        let of_code = capability_of_candle();
         // bindgen_cuda asks nvidia-smi for a GPU unless this is set, even where the capability is given.
         std::env::set_var("CUDA_COMPUTE_CAP", "75");
         let out_dir = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
@@ -196,7 +201,11 @@ mod cuda {
             }
             build(&toolkit, capability, folder, sources);
         }
-        std::fs::write(out_dir.join("modules.rs"), pack(&out_dir, &groups)).expect("OUT_DIR can be written to");
+        let mut groups: Vec<_> = groups.iter().map(|(stem, texts)| Group::new(stem, texts)).collect();
+        if let Some(capability) = of_code {
+            assemble(&toolkit, capability, &empty_folder(out_dir.join("code")), &mut groups);
+        }
+        std::fs::write(out_dir.join("modules.rs"), pack(&out_dir, groups, of_code)).expect("OUT_DIR can be written to");
         // For the unit tests alone
         let folder = empty_folder(out_dir.join("tests"));
         build(&toolkit, 75, folder, vec![root.join("kernels/tests/state_cases.cu")]);
@@ -219,55 +228,143 @@ mod cuda {
         builder.build_ptx().expect("bindgen_cuda has no error but its panics");
     }
 
-    /// Compresses each group into a file, and answers the tables of them and of the modules in them for src/cuda/functions.rs.
-    fn pack(out_dir: &Path, groups: &BTreeMap<String, Vec<(usize, PathBuf)>>) -> String {
+    /// The compute capability of the GPUs that candle's kernels are compiled for: what is asked for, or that of the GPU there is.
+    fn capability_of_candle() -> Option<usize> {
+        let of_gpu = || {
+            let asked = Command::new("nvidia-smi").args(["--query-gpu=compute_cap", "--format=csv,noheader"]).output();
+            asked.ok().and_then(|answer| String::from_utf8(answer.stdout).ok())
+        };
+        // As "90", "90a" or, of the first GPU, "9.0"
+        let text = std::env::var("CUDA_COMPUTE_CAP").ok().or_else(of_gpu)?;
+        let digits: String = text.chars().filter(|&c| c != '.').take_while(char::is_ascii_digit).collect();
+        digits.parse().ok().filter(|&capability| capability >= 75)
+    }
+
+    /// A kernel by itself: what the driver compiles at a first call is small then.
+    struct Module {
+        /// The least compute capability that it needs, and the kernel's name
+        name: (usize, String),
+        ptx: String,
+        /// For the GPUs that it is compiled for beforehand; empty where there are none, or these have a kernel of their own.
+        code: Vec<u8>,
+    }
+
+    /// What is much alike, and compressed together.
+    struct Group {
+        stem: String,
+        modules: Vec<Module>,
+    }
+
+    impl Group {
+        fn new(stem: &str, texts: &[(usize, PathBuf)]) -> Self {
+            // By name: a kernel that serves both outputs was compiled with each.
+            let mut modules = BTreeMap::new();
+            for (capability, path) in texts {
+                for (kernel, module) in kernels(&shortened(path)) {
+                    modules.insert((*capability, kernel.to_string()), in_order(&module));
+                }
+            }
+            let modules = modules.into_iter().map(|(name, ptx)| Module { name, ptx, code: vec![] }).collect();
+            Self { stem: stem.to_string(), modules }
+        }
+    }
+
+    /// Compiles what GPUs of this compute capability run, as the driver would at first calls.
+    fn assemble(toolkit: &Path, capability: usize, folder: &Path, groups: &mut [Group]) {
+        let mut chosen = BTreeMap::new();
+        for module in groups.iter_mut().flat_map(|group| &mut group.modules) {
+            let (least, kernel) = module.name.clone();
+            // In ascending order: the last one is what they run.
+            if least <= capability {
+                chosen.insert(kernel, module);
+            }
+        }
+        let assembler = toolkit.join("bin").join(format!("ptxas{}", std::env::consts::EXE_SUFFIX));
+        let jobs = Mutex::new(chosen.into_iter());
+        let work = || loop {
+            let next = jobs.lock().expect("no thread panics with it").next();
+            let Some((kernel, module)) = next else { return };
+            let [from, to] = ["ptx", "cubin"].map(|ending| folder.join(format!("{kernel}.{ending}")));
+            std::fs::write(&from, &module.ptx).expect("OUT_DIR can be written to");
+            let arguments = [format!("--gpu-name=sm_{capability}"), "--output-file".into()];
+            let status = Command::new(&assembler).args(arguments).arg(&to).arg(&from).status();
+            assert!(status.is_ok_and(|status| status.success()), "{assembler:?} has not compiled {from:?}");
+            module.code = std::fs::read(&to).expect("ptxas has written it");
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+        // Nothing asks for the files any more.
+        let _ = std::fs::remove_dir_all(folder);
+    }
+
+    /// Compresses the groups into files, and answers the tables of them and of the modules in them for src/cuda/functions.rs.
+    fn pack(out_dir: &Path, groups: Vec<Group>, of_code: Option<usize>) -> String {
         let mut tables = [String::new(), String::new()];
         let packed = std::thread::scope(|scope| {
-            let threads: Vec<_> = groups.values().map(|texts| scope.spawn(|| pack_group(texts))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("no PTX is beyond LZMA")).collect::<Vec<_>>()
+            let threads: Vec<_> = groups.iter().map(|group| scope.spawn(|| pack_group(group))).collect();
+            threads.into_iter().map(|thread| thread.join().expect("nothing is beyond LZMA")).collect::<Vec<_>>()
         });
-        for (number, (stem, (modules, bytes))) in groups.keys().zip(packed).enumerate() {
-            let path = out_dir.join(format!("{stem}.lzma"));
-            std::fs::write(&path, bytes).expect("OUT_DIR can be written to");
-            writeln!(tables[0], "    include_bytes!({path:?}),").expect("a string grows");
-            for (name, (start, end), waits) in modules {
-                let module =
-                    format!("Module {{ name: {name:?}, group: {number}, start: {start}, end: {end}, waits: {waits} }}");
-                writeln!(tables[1], "    {module},").expect("a string grows");
+        for (number, (group, [ptx, code])) in groups.iter().zip(packed).enumerate() {
+            let [ptx_path, code_path] = ["ptx", "code"].map(|kind| out_dir.join(format!("{}.{kind}.lzma", group.stem)));
+            std::fs::write(&ptx_path, ptx.bytes).expect("OUT_DIR can be written to");
+            std::fs::write(&code_path, code.bytes).expect("OUT_DIR can be written to");
+            let files = format!("ptx: include_bytes!({ptx_path:?}), code: include_bytes!({code_path:?})");
+            writeln!(tables[0], "    Group {{ {files} }},").expect("a string grows");
+            for ((module, ptx), code) in group.modules.iter().zip(ptx.places).zip(code.places) {
+                let (capability, kernel) = &module.name;
+                let waits = module.ptx.contains("griddepcontrol.wait");
+                let name = format!("sm_{capability}/{kernel}");
+                let place = format!("group: {number}, ptx: {ptx:?}, code: {code:?}");
+                writeln!(tables[1], "    Module {{ name: {name:?}, {place}, waits: {waits} }},")
+                    .expect("a string grows");
             }
         }
         let [groups, modules] = tables;
-        format!("static GROUPS: &[&[u8]] = &[\n{groups}];\nstatic MODULES: &[Module] = &[\n{modules}];\n")
+        let of_code = of_code.unwrap_or(0);
+        format!(
+            "static GROUPS: &[Group] = &[\n{groups}];\nstatic MODULES: &[Module] = &[\n{modules}];\n\
+             const CODE_CAPABILITY: u32 = {of_code};\n"
+        )
     }
 
-    /// (name, where it begins and ends in the group's text, whether its kernel waits for the one before) of each module.
-    type Packed = (Vec<(String, (usize, usize), bool)>, Vec<u8>);
-
-    fn pack_group(texts: &[(usize, PathBuf)]) -> Packed {
-        // By name: a kernel that serves both outputs was compiled with each.
-        let mut modules = BTreeMap::new();
-        for (capability, path) in texts {
-            for (kernel, module) in kernels(&shortened(path)) {
-                modules.insert(format!("sm_{capability}/{kernel}"), in_order(&module));
-            }
-        }
-        let (mut text, mut table) = (String::new(), vec![]);
-        for (name, module) in modules {
-            let (start, relative) = (text.len(), to_relative(&module));
-            assert!(to_absolute(&relative) == module, "{name} is not read as it was written");
-            text.push_str(&relative);
-            table.push((name, (start, text.len()), module.contains("griddepcontrol.wait")));
-        }
-        // PTX is text: what a byte is depends on the one before it, and not on its place.
-        let mut options = LzmaOptions { lc: 4, lp: 0, pb: 0, nice_len: 273, ..LzmaOptions::with_preset(9) };
-        options.dict_size = text.len().next_power_of_two().max(1 << 16) as u32;
-        let mut writer = LzmaWriter::new_use_header(vec![], &options, Some(text.len() as u64)).expect("sound options");
-        writer.write_all(text.as_bytes()).expect("a vector grows");
-        (table, writer.finish().expect("a vector grows"))
+    /// What is compressed, and where each module begins and ends in what it was.
+    struct Packed {
+        bytes: Vec<u8>,
+        places: Vec<Range<usize>>,
     }
 
-    /// (name, PTX) of each kernel in a text, with the functions before it: a module for each keeps what the driver compiles
-    /// at a first call small.
+    /// The PTX and the machine code of a group.
+    fn pack_group(group: &Group) -> [Packed; 2] {
+        let relative = |module: &Module| {
+            let relative = to_relative(&module.ptx);
+            assert!(to_absolute(&relative) == module.ptx, "{:?} is not read as it was written", module.name);
+            relative.into_bytes()
+        };
+        // PTX is text: what a byte is depends on the one before it, and not on its place. Instructions are of 16 bytes.
+        let ptx = packed(group.modules.iter().map(relative), LzmaOptions { lc: 4, lp: 0, pb: 0, ..best() });
+        let code =
+            packed(group.modules.iter().map(|module| &module.code), LzmaOptions { lc: 0, lp: 2, pb: 4, ..best() });
+        [ptx, code]
+    }
+
+    fn best() -> LzmaOptions {
+        LzmaOptions { nice_len: 273, ..LzmaOptions::with_preset(9) }
+    }
+
+    fn packed(modules: impl Iterator<Item = impl AsRef<[u8]>>, mut options: LzmaOptions) -> Packed {
+        let (mut all, mut places) = (vec![], vec![]);
+        for module in modules {
+            let start = all.len();
+            all.extend_from_slice(module.as_ref());
+            places.push(start..all.len());
+        }
+        options.dict_size = all.len().next_power_of_two().max(1 << 16) as u32;
+        let mut writer = LzmaWriter::new_use_header(vec![], &options, Some(all.len() as u64)).expect("sound options");
+        writer.write_all(&all).expect("a vector grows");
+        Packed { bytes: writer.finish().expect("a vector grows"), places }
+    }
+
+    /// (name, PTX) of each kernel in a text, with the functions before it.
     fn kernels(text: &str) -> Vec<(&str, String)> {
         const ENTRY: &str = "\n.visible .entry ";
         let mut parts = text.split(ENTRY);

@@ -122,10 +122,14 @@ struct Constant {
     __host__ __device__ constexpr operator bool() const { return VALUE; }
 };
 
+// Whether there may be a steepness: src/cuda/fused.rs has none for other scores, and tiles of these have no other softcap.
+template <typename T>
+constexpr bool HAS_STEEPNESS = sizeof(T) == 2;
+
 // Calls f with whether tangents and slopes may be taken by the steepness, a constant.
 template <typename T, typename F>
 __device__ __forceinline__ auto by_steepness(const Fused<Real<T>>& call, F f) {
-    if constexpr (sizeof(T) == 2) {
+    if constexpr (HAS_STEEPNESS<T>) {
         if (call.steepness != 0.0f) return f(Constant<true>{});
     }
     return f(Constant<false>{});
@@ -147,6 +151,12 @@ __device__ __forceinline__ R slope(const Fused<R>& call, R score) {
     else e = squared_decline(score * call.scale * call.inverse_cap);
     const R root = quotient(R(1), fma(e, R(0.5), R(0.5)));
     return e * root * (root * call.scale);
+}
+// A score's gradient, given its logit's. What takes no part has none, whatever its score is: chosen afterwards, which is no branch.
+template <bool STEEP, typename R>
+__device__ __forceinline__ R behind_softcap(const Fused<R>& call, R score, R of_logit) {
+    const R of_score = of_logit * slope<STEEP>(call, score);
+    return of_logit != R(0) ? of_score : of_logit;
 }
 
 template <typename T, typename R>
@@ -922,11 +932,7 @@ __device__ __forceinline__ void fused_backward_lines(const Fused<Real<T>>& call,
                 raw.load(PlainAccess{}, static_cast<const T*>(call.scores) + at.scores + j);
                 by_steepness<T>(call, [&](auto steep) {
 #pragma unroll
-                    for (int i = 0; i < SIZE; i++) {
-                        // What takes no part has none, whatever its score is. (No branch for each.)
-                        const R of = slope<steep>(call, raw[i]);
-                        result[i] = result[i] != R(0) ? result[i] * of : result[i];
-                    }
+                    for (int i = 0; i < SIZE; i++) result[i] = behind_softcap<steep>(call, raw[i], result[i]);
                 });
             }
         } else {

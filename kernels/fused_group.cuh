@@ -385,10 +385,7 @@ __device__ __forceinline__ void fused_backward_line(const FusedLogits<T, Line, t
             } else {
                 by_steepness<T>(call, [&](auto steep) {
 #pragma unroll
-                    for (int k = 0; k < TILE; k++) {
-                        const R of = slope<steep>(call, Element<T>::read(scores[k]));
-                        results[k] = takes_part(z[k]) ? results[k] * of : results[k];
-                    }
+                    for (int k = 0; k < TILE; k++) results[k] = behind_softcap<steep>(call, Element<T>::read(scores[k]), results[k]);
                 });
             }
             logits.store(static_cast<T*>(call.result), from, results);

@@ -31,10 +31,6 @@ struct OtherDtype<float> {
     }
 };
 
-// Whether a softcap's tangents are taken by its steepness, as of half precision they are in tiles: src/cuda/fused.rs gives these no others.
-template <typename T>
-constexpr bool HAS_STEEPNESS = sizeof(T) == 2;
-
 // An element in global memory whose address was reckoned here
 template <typename P>
 __device__ __forceinline__ P read_global(uint64_t from) {
@@ -795,10 +791,8 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
         held.each_few_scores([&](int few, const auto& scores) {
 #pragma unroll
             for (int i = 0; i < int(sizeof(scores.of) / sizeof(R)) && few + i < held.COUNT; i++) {
-                // What takes no part has none, whatever its score is.
                 R& own = held.z[few + i];
-                const R of = slope<HAS_STEEPNESS<T>>(call, scores.of[i]);
-                own = own != R(0) ? own * of : own;
+                own = behind_softcap<HAS_STEEPNESS<T>>(call, scores.of[i], own);
             }
         });
     } else {
@@ -914,6 +908,8 @@ template <typename T>
 using CappedInTiles = LogitsInTiles<T, true>;
 template <typename T>
 using ScoresInTiles = TileScores<T, 20, 2, false>;
+template <typename T>
+constexpr int LOGITS_IN_TILES_THREADS = sizeof(T) == 2 ? 320 : 512;
 
 // THREADS: those of a block at most, of which a multiprocessor is to have two (f64: one).
 #define FUSED_TILE(name, dtype, T, Held, THREADS)                                         \

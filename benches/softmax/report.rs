@@ -473,7 +473,9 @@ fn print_first_calls(rows: &[Row]) {
         table.rows.push(cells.map(String::from).to_vec());
     }
     if !table.rows.is_empty() {
-        println!("\nThe first call of a process, the driver's compilation of its PTX included (target: 300 ms)");
+        println!(
+            "\nThe first call of a process, without what the driver has compiled for earlier ones (target: 300 ms)"
+        );
         table.print();
     }
 }

@@ -7,34 +7,68 @@ use super::plan::{DeviceFacts, Family, FusedLines, Held, Kernel, Plan, Strips};
 use super::registers::to_absolute;
 use crate::op::Output;
 use candle_core::cuda_backend::cudarc::driver::{sys, CudaContext, CudaFunction, CudaModule};
+use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
 use candle_core::cuda_backend::WrapErr;
 use candle_core::{CudaDevice, Result};
 use lzma_rust2::LzmaReader;
 use std::collections::HashMap;
 use std::io::Read;
+use std::ops::Range;
 use std::sync::{Arc, LazyLock, OnceLock, PoisonError, RwLock};
 
-/// The PTX of a kernel: a part of a compressed text, as [`to_absolute`] reads it.
+/// Modules that are compressed together: their PTX, as [`to_absolute`] reads it, and their machine code.
+struct Group {
+    ptx: &'static [u8],
+    code: &'static [u8],
+}
+
+/// A kernel, and where in its group.
 struct Module {
     name: &'static str,
     group: usize,
-    start: usize,
-    end: usize,
+    ptx: Range<usize>,
+    /// For GPUs of [`CODE_CAPABILITY`]; empty where these have another kernel.
+    code: Range<usize>,
     /// Its kernel waits itself for what the one before it has written, and may be set up while that one still runs.
     waits: bool,
 }
 
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
-/// The text of a group of modules, up to `end`.
-fn text(group: usize, end: usize) -> Result<String> {
-    let mut text = String::new();
-    let mut unpack =
-        || LzmaReader::new_mem_limit(GROUPS[group], u32::MAX, None)?.take(end as u64).read_to_string(&mut text);
+/// What was compressed, up to `end`.
+fn unpacked(packed: &[u8], end: usize) -> Result<Vec<u8>> {
+    let mut bytes = vec![];
+    let mut unpack = || LzmaReader::new_mem_limit(packed, u32::MAX, None)?.take(end as u64).read_to_end(&mut bytes);
     match unpack() {
-        Ok(_) => Ok(text),
-        Err(error) => candle_core::bail!("candle-softmax: the kernels' text is damaged: {error}"),
+        Ok(_) => Ok(bytes),
+        Err(error) => Err(damaged(error)),
     }
+}
+
+fn damaged(error: impl std::fmt::Display) -> candle_core::Error {
+    candle_core::Error::msg(format!("candle-softmax: the kernels in this program are damaged: {error}"))
+}
+
+impl Module {
+    /// For the driver: machine code if there is and it is `asked` for, or PTX.
+    fn image(&self, asked: bool) -> Result<Ptx> {
+        let group = &GROUPS[self.group];
+        if asked && !self.code.is_empty() {
+            let code = unpacked(group.code, self.code.end)?;
+            return Ok(Ptx::from_binary(code[self.code.start..].to_vec()));
+        }
+        let text = unpacked(group.ptx, self.ptx.end)?;
+        let text = std::str::from_utf8(&text[self.ptx.start..]).map_err(damaged)?;
+        Ok(to_absolute(text).into())
+    }
+}
+
+/// Whether the device runs the machine code there is; what is to be tested on an older GPU's behalf does not.
+fn runs_code(context: &CudaContext) -> Result<bool> {
+    let (major, minor) = context.compute_capability().w()?;
+    let capability = (major * 10 + minor) as u32;
+    let is_older = CODE_CAPABILITY / 10 == capability / 10 && CODE_CAPABILITY <= capability;
+    Ok(is_older && switches().1.is_none())
 }
 
 /// One function: a kernel, for an output and a dtype.
@@ -206,7 +240,7 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
     let module = match loaded.modules.get(&(ordinal, described.name)) {
         Some(module) => module.clone(),
         None => {
-            let module = load(context, &to_absolute(&text(described.group, described.end)?[described.start..]))?;
+            let module = context.load_module(described.image(runs_code(context)?)?).w()?;
             loaded.modules.insert((ordinal, described.name), module.clone());
             module
         }
@@ -247,10 +281,6 @@ pub(super) fn resident_clusters(device: &CudaDevice, key: Key, plan: Plan) -> Re
     Ok(count as u32)
 }
 
-pub(super) fn load(context: &Arc<CudaContext>, ptx: &str) -> Result<Arc<CudaModule>> {
-    context.load_module(ptx.into()).w()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,7 +288,9 @@ mod tests {
     /// Every kernel that a plan can name is in a module that was built, under the name that is asked for.
     #[test]
     fn every_kernel_was_built() -> Result<()> {
-        let texts = (0..GROUPS.len()).map(|group| text(group, usize::MAX)).collect::<Result<Vec<_>>>()?;
+        let all = |of: fn(&Group) -> &[u8]| GROUPS.iter().map(|group| unpacked(of(group), usize::MAX)).collect();
+        let (texts, codes): (Result<Vec<_>>, Result<Vec<_>>) = (all(|group| group.ptx), all(|group| group.code));
+        let (texts, codes) = (texts?, codes?);
         let mut kernels = vec![
             Kernel::SafeRows,
             Kernel::SafeShortRows,
@@ -419,17 +451,23 @@ mod tests {
                             forced: None,
                         };
                         let kernel = key.name();
-                        let &Module { name, group, start, end, waits } =
+                        let Module { name, group, ptx, code, waits } =
                             module(&kernel, facts).unwrap_or_else(|| panic!("no module for {key:?}"));
-                        let ptx = &texts[group][start..end];
+                        let ptx = std::str::from_utf8(&texts[*group][ptx.clone()]).expect("PTX is text");
                         assert!(ptx.contains(&format!("\n.visible .entry {kernel}(")), "{name} has no {kernel}");
-                        assert_eq!(ptx.contains("griddepcontrol.wait"), waits, "{name}");
-                        assert!(waits || !ptx.contains("griddepcontrol"), "{name}");
+                        assert_eq!(ptx.contains("griddepcontrol.wait"), *waits, "{name}");
+                        assert!(*waits || !ptx.contains("griddepcontrol"), "{name}");
                         let target = ptx.lines().find_map(|line| line.strip_prefix(".target sm_"));
                         assert!(
                             target.is_some_and(|cap| cap.trim() <= compute_capability.to_string().as_str()),
                             "{name}"
                         );
+                        // Of the GPUs that there is machine code for, what they run has some.
+                        if CODE_CAPABILITY >= 75 && (CODE_CAPABILITY >= 90) == (compute_capability == 90) {
+                            let (code, section) = (&codes[*group][code.clone()], format!("\0.text.{kernel}\0"));
+                            let is_there = code.windows(section.len()).any(|bytes| bytes == section.as_bytes());
+                            assert!(code.starts_with(b"\x7fELF") && is_there, "{name} has no machine code of {kernel}");
+                        }
                     }
                 }
             }

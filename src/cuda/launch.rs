@@ -567,7 +567,7 @@ mod tests {
         }
         let count = cases.len();
         let stream = device.cuda_stream();
-        let module = functions::load(stream.context(), STATE_CASES)?;
+        let module = stream.context().load_module(STATE_CASES.into()).w()?;
         let function = module.load_function(&format!("state_cases_{}", T::NAME)).w()?;
         let (numbers, parts, firsts) =
             (device.clone_htod(&numbers)?, device.clone_htod(&parts)?, device.clone_htod(&firsts)?);
