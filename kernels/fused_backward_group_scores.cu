@@ -3,3 +3,5 @@
 
 #define KERNELS(dtype, T) GROUP_KERNEL(fused_backward_group_scores, dtype, T, ScatteredLine, true, true, WeighedState)
 FOR_EACH_DTYPE(KERNELS)
+#define KERNELS_OF_PAIRS(dtype, T) GROUP_KERNEL(fused_backward_group_scores_pairs, dtype, T, ScatteredPair, true, true, WeighedState)
+FOR_EACH_HALF_DTYPE(KERNELS_OF_PAIRS)

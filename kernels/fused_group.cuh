@@ -6,26 +6,39 @@
 #include "fused.cuh"
 #include "line_group.cuh"
 
-// How a thread of a group walks lines that lie side by side: element by element, TILE of them in flight at once, …
-template <typename T, bool BACKWARD, bool SCORES>
+// How a thread of a group walks lines that lie side by side, COUNT of them at once: element by element, or word by word, TILE of them in flight, …
+template <typename T, bool BACKWARD, bool SCORES, int LINES = 1>
 struct ScatteredLine : StridedLine {
-    static constexpr int STEPS = 4, TILE = 4;
+    static constexpr int STEPS = 4, TILE = 4, COUNT = LINES;
+    using Own = SideBySide<T, COUNT>;
 
     __device__ __forceinline__ ScatteredLine(const StridedLine& line, const T*) : StridedLine(line) {}
 
     static __device__ __forceinline__ void fetch_ahead(const T*, int64_t, bool) {}
 
     template <typename O, typename R>
-    __device__ __forceinline__ void store(O* x, int64_t apart, int64_t j, int left, const R (&results)[TILE]) const {
-        StridedLine::store<TILE>(x, apart, j, left, [&](int k) { return rounded_to<O>(results[k]); });
+    __device__ __forceinline__ void store(O* x, int64_t apart, int64_t j, int left, const R (&results)[COUNT][TILE]) const {
+        if constexpr (COUNT == 1) {
+            StridedLine::store<TILE>(x, apart, j, left, [&](int k) { return rounded_to<O>(results[0][k]); });
+        } else {
+            static_assert(std::is_same_v<O, T>, "of words, that are the scores'");
+            StridedLine::store<TILE>(reinterpret_cast<typename Own::Word*>(x), apart, j, left, [&](int k) {
+                const R each[COUNT] = {results[0][k], results[COUNT - 1][k]};
+                return Own::write(each);
+            });
+        }
     }
 };
+template <typename T, bool BACKWARD, bool SCORES>
+using ScatteredPair = ScatteredLine<T, BACKWARD, SCORES, 2>;
 
 // … and a contiguous line: by packs that begin at multiples of 16 bytes of the scores x, `step` elements apart. The first one may begin before the
 // line. What does not lie alike in another tensor, or not all in the line, is accessed element by element. Where registers would not hold as much,
 // packs are of 8 bytes.
 template <typename T, bool BACKWARD, bool SCORES>
 struct ContiguousLine : StridedLine {
+    static constexpr int COUNT = 1;
+    using Own = SideBySide<T, COUNT>;
     static constexpr int BYTES = BACKWARD && !SCORES && sizeof(T) == 2 ? 8 : 16, SIZE = BYTES / sizeof(T);
     static constexpr int STEPS = BACKWARD || sizeof(T) == 2 ? 1 : 2, TILE = STEPS * SIZE;
     static constexpr int AHEAD = BACKWARD ? 1 : 2;  // tiles that are fetched into the L2 cache
@@ -65,7 +78,8 @@ struct ContiguousLine : StridedLine {
     }
 
     template <typename O, typename R>
-    __device__ __forceinline__ void store(O* x, int64_t, int64_t j, int left, const R (&results)[TILE]) const {
+    __device__ __forceinline__ void store(O* x, int64_t, int64_t j, int left, const R (&of_lines)[COUNT][TILE]) const {
+        const auto& results = of_lines[0];
         if (in_packs(x, j, left)) {
 #pragma unroll
             for (int k = 0; k < TILE; k += SIZE) {
@@ -110,17 +124,21 @@ __device__ __noinline__ void write_as(void* y, Dtype dtype, int64_t i, R result)
     });
 }
 
-// The logits of a line: those in its window. SCORES: which are the scores but for a scale, nothing is dropped, and results are of the scores' dtype.
+// The logits of a line, or of some side by side: those in its window. SCORES: which are the scores but for a scale, nothing is dropped, and results are
+// of the scores' dtype.
 template <typename T, typename Line, bool BACKWARD, bool SCORES>
 struct FusedLogits {
     using R = Real<T>;
-    static constexpr int TILE = Line::TILE;
+    using Word = typename Line::Own::Word;
+    static constexpr int TILE = Line::TILE, COUNT = Line::COUNT;
+    static_assert(COUNT == 1 || SCORES, "what is beside the scores lies otherwise");
     // The largest kernels go through both walks by the same code, so that the driver is through with them in time: of the gradients of (65536, 21, 64)
     // f32 with any options that takes 3.4 copies for 3.1.
     static constexpr int UNROLLED_WALKS = BACKWARD && !SCORES ? 1 : 2;
 
     const Fused<R>& call;
-    Place at;
+    Place at;           // of the first line
+    int64_t sinks[COUNT];
     Line line;
 
     // Calls f with where this thread's tiles begin: those with anything in the window, the last one first, or all.
@@ -135,16 +153,18 @@ struct FusedLogits {
     }
 
     // The scores from element `from` on, …
-    __device__ __forceinline__ void read_scores(int64_t from, T (&scores)[TILE]) const {
-        line.load(scores, static_cast<const T*>(call.scores) + at.scores, call.inner, from, line.left(from, at.end));
+    __device__ __forceinline__ void read_scores(int64_t from, Word (&scores)[TILE]) const { read_words(call.scores, from, scores); }
+    __device__ __forceinline__ void read_words(const void* x, int64_t from, Word (&words)[TILE]) const {
+        const auto* of_line = reinterpret_cast<const Word*>(static_cast<const T*>(x) + at.scores);
+        line.load(words, of_line, call.inner / COUNT, from, line.left(from, at.end));
     }
 
-    // … and the logits of them, -inf of what takes no part
-    __device__ __forceinline__ void read_logits(int64_t from, R (&z)[TILE], const T (&scores)[TILE]) const {
+    // … and the logits of them, of line i of those side by side; -inf of what takes no part
+    __device__ __forceinline__ void read_logits(int i, int64_t from, R (&z)[TILE], const Word (&scores)[TILE]) const {
         const int left = line.left(from, at.end);
         if (SCORES || !(call.cap > R(0))) {
 #pragma unroll
-            for (int k = 0; k < TILE; k++) z[k] = product(Element<T>::read(scores[k]), call.scale);
+            for (int k = 0; k < TILE; k++) z[k] = product(Line::Own::read(scores[k], i), call.scale);
         }
         if constexpr (!SCORES) {
             T added[TILE];
@@ -172,7 +192,20 @@ struct FusedLogits {
     }
 
     // The gradients of the results from element `from` on
-    __device__ __forceinline__ void read_gradients(int64_t from, R (&g)[TILE]) const {
+    __device__ __forceinline__ void read_gradients(int64_t from, R (&of_lines)[COUNT][TILE]) const {
+        if constexpr (COUNT > 1) {
+            Word words[TILE];
+            read_words(call.gradient, from, words);
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+#pragma unroll
+                for (int k = 0; k < TILE; k++) of_lines[i][k] = Line::Own::read(words[k], i);
+            }
+        } else {
+            read_any_gradients(from, of_lines[0]);
+        }
+    }
+    __device__ __forceinline__ void read_any_gradients(int64_t from, R (&g)[TILE]) const {
         const auto of = [&](auto* type) {
             using O = std::remove_pointer_t<decltype(type)>;
             O elements[TILE];
@@ -210,14 +243,20 @@ struct FusedLogits {
     }
 
     template <typename O>
-    __device__ __forceinline__ void store(O* to, int64_t from, const R (&results)[TILE]) const {
-        line.store(to + at.scores, call.inner, from, line.left(from, line.len), results);
+    __device__ __forceinline__ void store(O* to, int64_t from, const R (&results)[COUNT][TILE]) const {
+        line.store(to + at.scores, call.inner / COUNT, from, line.left(from, line.len), results);
     }
     // Results of any dtype
-    __device__ __forceinline__ void store(int64_t from, const R (&results)[TILE]) const {
-        if (SCORES || call.dtype == OWN<T>) store(static_cast<T*>(call.result), from, results);
-        else if (sizeof(T) == 2 && call.dtype == F32) store(static_cast<float*>(call.result), from, results);
-        else each_place(from, line.len, [&](int k, int64_t i) { write_as(call.result, call.dtype, i, results[k]); });
+    __device__ __forceinline__ void store(int64_t from, const R (&results)[COUNT][TILE]) const {
+        if (SCORES || call.dtype == OWN<T>) {
+            store(static_cast<T*>(call.result), from, results);
+        } else if constexpr (!SCORES) {
+            if (sizeof(T) == 2 && call.dtype == F32) store(static_cast<float*>(call.result), from, results);
+            else each_place(from, line.len, [&](int k, int64_t i) { write_as(call.result, call.dtype, i, results[0][k]); });
+        }
+    }
+    __device__ __forceinline__ R sink(int i) const {
+        return call.sinks ? Element<T>::read(static_cast<const T*>(call.sinks)[sinks[i]]) : negative_infinity<R>();
     }
 
   private:
@@ -257,11 +296,10 @@ struct WeighedState : SoftmaxState<R> {
 static_assert(sizeof(WeighedState<float>) <= 6 * sizeof(float) && sizeof(WeighedState<double>) <= 6 * sizeof(double), "as src/cuda/launch.rs has it");
 
 // A finished line: its maximum and sum with the sink, which becomes part of the state, and whether nothing takes part.
-template <typename T, typename State>
-__device__ __forceinline__ Normalizer<Real<T>> finished(const Fused<Real<T>>& call, const Place& at, State& state, bool& empty) {
-    using R = Real<T>;
+template <typename State, typename R>
+__device__ __forceinline__ Normalizer<R> finished(const Fused<R>& call, R sink, State& state, bool& empty) {
     if (call.sinks) {
-        const R sink = sink_of<T>(call, at), reference = state.grow(sink);
+        const R reference = state.grow(sink);
         state.add(swift_exponential(sink - reference));
     }
     empty = state.max == negative_infinity<R>() && state.sum.value() == R(0);
@@ -271,53 +309,66 @@ __device__ __forceinline__ Normalizer<Real<T>> finished(const Fused<Real<T>>& ca
 // Both walks go back and forth: the tile that is read last on the way to the line's state is the first that is needed again, and kept.
 template <typename T, typename Line, bool SCORES>
 __device__ __forceinline__ void fused_line(const FusedLogits<T, Line, false, SCORES>& logits, const LineGroup& group, Phase phase,
-                                           SoftmaxState<Real<T>>* parts) {
+                                           Each<SoftmaxState<Real<T>>, Line::COUNT>* parts, int64_t number) {
     using R = Real<T>;
-    constexpr int TILE = Line::TILE;
+    constexpr int TILE = Line::TILE, COUNT = Line::COUNT;
     const auto& call = logits.call;
-    const Place& at = logits.at;
-    auto state = SoftmaxState<R>::empty();
-    Normalizer<R> line;
-    R inverse, log_sum;
-    bool empty;
+    Each<SoftmaxState<R>, COUNT> states;
+#pragma unroll
+    for (auto& state : states.of) state = SoftmaxState<R>::empty();
+    R max[COUNT], inverse[COUNT], log_sum[COUNT];
+    bool empty[COUNT];
     int64_t kept = INT64_MIN;
-    R z[TILE];
+    R z[COUNT][TILE];
 #pragma unroll logits.UNROLLED_WALKS
     for (int walk = 0; walk < 2; walk++) {
         if (walk == 0 && phase == Phase::MERGED) continue;
         if (walk == 1) {
-            if (!group.merge(state, phase, parts, at.line, logits.line)) return;
-            line = finished<T>(call, at, state, empty);
-            inverse = call.kept_scale / line.sum;
-            log_sum = call.log ? logarithm(line.sum) : R(0);
+            if (!group.merge(states, phase, parts, number, logits.line)) return;
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                const auto line = finished(call, logits.sink(i), states.of[i], empty[i]);
+                max[i] = line.max;
+                inverse[i] = call.kept_scale / line.sum;
+                log_sum[i] = call.log ? logarithm(line.sum) : R(0);
+            }
         }
         logits.each_tile(walk == 0, [&](int64_t from) {
             if (walk == 0 || from != kept) {
-                T scores[TILE];
+                typename Line::Own::Word scores[TILE];
                 logits.read_scores(from, scores);
-                logits.read_logits(from, z, scores);
+#pragma unroll
+                for (int i = 0; i < COUNT; i++) logits.read_logits(i, from, z[i], scores);
                 kept = from;
             }
-            R results[TILE];
+            R results[COUNT][TILE];
             if (walk == 0) {
-                const R reference = state.grow(max_of(z));
 #pragma unroll
-                for (int k = 0; k < TILE; k++) results[k] = swift_exponential(z[k] - reference);
-                return state.add(pairwise_sum(results));
+                for (int i = 0; i < COUNT; i++) {
+                    auto& state = states.of[i];
+                    const R reference = state.grow(max_of(z[i]));
+#pragma unroll
+                    for (int k = 0; k < TILE; k++) results[i][k] = swift_exponential(z[i][k] - reference);
+                    state.add(pairwise_sum(results[i]));
+                }
+                return;
             }
-            if (call.log) {
 #pragma unroll
-                for (int k = 0; k < TILE; k++) results[k] = (z[k] - line.max) - log_sum;
-            } else {
+            for (int i = 0; i < COUNT; i++) {
+                if (call.log) {
 #pragma unroll
-                for (int k = 0; k < TILE; k++) results[k] = swift_exponential(z[k] - line.max) * inverse;
+                    for (int k = 0; k < TILE; k++) results[i][k] = (z[i][k] - max[i]) - log_sum[i];
+                } else {
+#pragma unroll
+                    for (int k = 0; k < TILE; k++) results[i][k] = swift_exponential(z[i][k] - max[i]) * inverse[i];
+                }
+                if (empty[i]) {
+                    const R of_none = call.nan_rows && !call.sinks ? R(NAN) : call.log ? negative_infinity<R>() : R(0);
+#pragma unroll
+                    for (auto& x : results[i]) x = of_none;
+                }
             }
-            if (empty) {
-                const R of_none = call.nan_rows && !call.sinks ? R(NAN) : call.log ? negative_infinity<R>() : R(0);
-#pragma unroll
-                for (auto& x : results) x = of_none;
-            }
-            if (!SCORES && call.threshold) logits.drop_any(from, results, R(1));
+            if (!SCORES && call.threshold) logits.drop_any(from, results[0], R(1));
             logits.store(from, results);
         });
     }
@@ -325,67 +376,86 @@ __device__ __forceinline__ void fused_line(const FusedLogits<T, Line, false, SCO
 
 template <typename T, typename Line, bool SCORES>
 __device__ __forceinline__ void fused_backward_line(const FusedLogits<T, Line, true, SCORES>& logits, const LineGroup& group, Phase phase,
-                                                    WeighedState<Real<T>>* parts) {
+                                                    Each<WeighedState<Real<T>>, Line::COUNT>* parts, int64_t number) {
     using R = Real<T>;
-    constexpr int TILE = Line::TILE;
+    constexpr int TILE = Line::TILE, COUNT = Line::COUNT;
     const auto& call = logits.call;
-    const Place& at = logits.at;
     const auto takes_part = [](R z) { return !(z == negative_infinity<R>()); };
-    WeighedState<R> state{SoftmaxState<R>::empty(), CompensatedSum<R>::empty(), !call.log};
-    R inverse, reference, dot;
+    Each<WeighedState<R>, COUNT> states;
+#pragma unroll
+    for (auto& state : states.of) state = {SoftmaxState<R>::empty(), CompensatedSum<R>::empty(), !call.log};
+    R inverse[COUNT], reference[COUNT], dot[COUNT];
     int64_t kept = INT64_MIN;
-    R z[TILE], g[TILE];
-    T scores[TILE];
+    R z[COUNT][TILE], g[COUNT][TILE];
+    typename Line::Own::Word scores[TILE];
 #pragma unroll logits.UNROLLED_WALKS
     for (int walk = 0; walk < 2; walk++) {
         if (walk == 0 && phase == Phase::MERGED) continue;
         if (walk == 1) {
-            if (!group.merge(state, phase, parts, at.line, logits.line)) return;
-            bool empty;
-            const auto line = finished<T>(call, at, state, empty);
-            inverse = empty ? R(0) : R(1) / line.sum;
-            reference = empty ? R(0) : line.max;
-            dot = state.dot.value();
-            if (!call.log) dot = empty ? R(0) : dot / state.sum.value();
-            if (call.sinks_gradient && group.leads() && blockIdx.y == 0 && logits.line.len > 0) {
-                const R p = empty ? R(0) : swift_exponential(sink_of<T>(call, at) - reference) * inverse;
-                call.sinks_gradient[at.line] = -p * dot;
+            if (!group.merge(states, phase, parts, number, logits.line)) return;
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
+                auto& state = states.of[i];
+                bool empty;
+                const auto line = finished(call, logits.sink(i), state, empty);
+                inverse[i] = empty ? R(0) : R(1) / line.sum;
+                reference[i] = empty ? R(0) : line.max;
+                dot[i] = state.dot.value();
+                if (!call.log) dot[i] = empty ? R(0) : dot[i] / state.sum.value();
+                if (call.sinks_gradient && group.leads() && blockIdx.y == 0 && logits.line.len > 0) {
+                    const R p = empty ? R(0) : swift_exponential(logits.sink(i) - reference[i]) * inverse[i];
+                    call.sinks_gradient[logits.at.line + i] = -p * dot[i];
+                }
             }
         }
         logits.each_tile(walk == 0, [&](int64_t from) {
             if (walk == 0 || from != kept) {
                 logits.read_scores(from, scores);
                 logits.read_gradients(from, g);
-                logits.read_logits(from, z, scores);
+#pragma unroll
+                for (int i = 0; i < COUNT; i++) logits.read_logits(i, from, z[i], scores);
                 kept = from;
             }
-            R results[TILE];
+            R results[COUNT][TILE];
             if (walk == 0) {
-                const R of_tile = state.grow(max_of(z));
-                R terms[TILE];
+#pragma unroll
+                for (int i = 0; i < COUNT; i++) {
+                    auto& state = states.of[i];
+                    const R of_tile = state.grow(max_of(z[i]));
+                    R terms[TILE];
+#pragma unroll
+                    for (int k = 0; k < TILE; k++) {
+                        const R e = results[i][k] = swift_exponential(z[i][k] - of_tile);
+                        // What takes no part does not count, even if it is not a number.
+                        terms[k] = !takes_part(z[i][k]) ? R(0) : call.log ? g[i][k] : g[i][k] * e;
+                    }
+                    state.add(pairwise_sum(results[i]));
+                    state.dot.add(pairwise_sum(terms));
+                }
+                return;
+            }
+#pragma unroll
+            for (int i = 0; i < COUNT; i++) {
 #pragma unroll
                 for (int k = 0; k < TILE; k++) {
-                    const R e = results[k] = swift_exponential(z[k] - of_tile);
-                    // What takes no part does not count, even if it is not a number.
-                    terms[k] = !takes_part(z[k]) ? R(0) : call.log ? g[k] : g[k] * e;
+                    const R p = swift_exponential(z[i][k] - reference[i]) * inverse[i];
+                    results[i][k] = !takes_part(z[i][k]) ? R(0) : call.log ? g[i][k] - p * dot[i] : p * (g[i][k] - dot[i]);
                 }
-                state.add(pairwise_sum(results));
-                return state.dot.add(pairwise_sum(terms));
             }
-#pragma unroll
-            for (int k = 0; k < TILE; k++) {
-                const R p = swift_exponential(z[k] - reference) * inverse;
-                results[k] = !takes_part(z[k]) ? R(0) : call.log ? g[k] - p * dot : p * (g[k] - dot);
+            if constexpr (!SCORES) {
+                if (call.logits_gradient) logits.store(call.logits_gradient, from, results);
             }
-            if (!SCORES && call.logits_gradient) logits.store(call.logits_gradient, from, results);
             if (!call.result) return;
             if (SCORES || !(call.cap > R(0))) {
 #pragma unroll
-                for (auto& x : results) x *= call.scale;
-            } else {
+                for (auto& of_line : results) {
+#pragma unroll
+                    for (auto& x : of_line) x *= call.scale;
+                }
+            } else if constexpr (!SCORES) {
                 by_steepness<T>(call, [&](auto steep) {
 #pragma unroll
-                    for (int k = 0; k < TILE; k++) results[k] = behind_softcap<steep>(call, Element<T>::read(scores[k]), results[k]);
+                    for (int k = 0; k < TILE; k++) results[0][k] = behind_softcap<steep>(call, Element<T>::read(scores[k]), results[0][k]);
                 });
             }
             logits.store(static_cast<T*>(call.result), from, results);
@@ -396,13 +466,17 @@ __device__ __forceinline__ void fused_backward_line(const FusedLogits<T, Line, t
 // The elements of lines as `Line` has them.
 template <typename T, typename Line, bool BACKWARD, bool SCORES, typename State>
 __device__ __forceinline__ void fused_group(const Fused<Real<T>>& call, int shape, int64_t groups, Phase phase, State* parts) {
-    const LineGroup group(groups, call.len, call.inner, shape);
+    constexpr int COUNT = Line::COUNT;
+    const LineGroup group(groups, call.len, call.inner / COUNT, shape);
     group.each([&](int64_t number, const StridedLine& line) {
-        FusedLogits<T, Line, BACKWARD, SCORES> logits{call, locate<false>(call, number), Line(line.of_grid(), static_cast<const T*>(call.scores))};
-        logits.at.scores = line.start;
+        FusedLogits<T, Line, BACKWARD, SCORES> logits{call, locate<false>(call, number * COUNT), {}, Line(line.of_grid(), static_cast<const T*>(call.scores))};
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) logits.sinks[i] = i == 0 ? logits.at.sink : locate<false>(call, number * COUNT + i).sink;
+        logits.at.scores = line.start * COUNT;
         if (line.len == 0) logits.at.first = logits.at.end = 0;
-        if constexpr (BACKWARD) fused_backward_line(logits, group, phase, parts);
-        else fused_line(logits, group, phase, parts);
+        auto* of_lines = reinterpret_cast<Each<State, COUNT>*>(parts);
+        if constexpr (BACKWARD) fused_backward_line(logits, group, phase, of_lines, number);
+        else fused_line(logits, group, phase, of_lines, number);
     });
 }
 

@@ -6,6 +6,34 @@
 
 constexpr int GROUP_THREADS = 512;
 
+// COUNT lines that lie side by side and are one thread's: of half precision two, whose elements it reads as one word where rows begin at words.
+template <typename T, int COUNT>
+struct SideBySide {
+    using R = Real<T>;
+    using Word = std::conditional_t<COUNT == 1, T, Unit<T>>;
+    static_assert(COUNT == 1 || COUNT == Element<T>::PER_UNIT, "an element, or a unit");
+
+    static __device__ __forceinline__ R read(const Word& word, int i) {
+        if constexpr (COUNT == 1) return Element<T>::read(word);
+        else return Element<T>::of_unit(word, i);
+    }
+    static __device__ __forceinline__ Word write(const R (&results)[COUNT]) {
+        if constexpr (COUNT == 1) return Element<T>::write(results[0]);
+        else return Element<T>::to_unit(results);
+    }
+};
+
+// What is to be known of each of them.
+template <typename State, int COUNT>
+struct Each {
+    State of[COUNT];
+
+    __device__ __forceinline__ void merge(const Each& other) {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) of[i].merge(other.of[i]);
+    }
+};
+
 // Where few lines are shared by more blocks than a cluster has, those of the grid's second dimension, a kernel runs twice: the first time it
 // leaves the states of their parts, the second time it merges them.
 enum class Phase : int { WHOLE, PARTS, MERGED };

@@ -13,7 +13,6 @@ struct LineGradient {
     int64_t target;
     bool ignored;
     R max = 0, log_sum = 0, of_p = 0, of_weight = 0, of_target = 0;
-
     __device__ __forceinline__ LineGradient(int64_t line, int64_t lines, int64_t len, const int64_t* targets, int64_t ignore,
                                             const R* weights, const R* statistics, const R* gradients)
         : weights(weights), target(targets[line]), ignored(target == ignore) {
@@ -38,9 +37,13 @@ struct LineGradient {
         return gradient + (weights ? of_weight * weights[j] : of_weight);
     }
 
+    // Of element j, given what was read where it lies
+    __device__ __forceinline__ R of_read(R x, int64_t j) const {
+        const R gradient = of_other(ignored ? R(0) : x, j);
+        return hits(j, 1) ? gradient + of_target : gradient;
+    }
     __device__ __forceinline__ T of(const T& x, int64_t j) const {
-        const R gradient = of_other(ignored ? R(0) : Element<T>::read(x), j);
-        return Element<T>::write(hits(j, 1) ? gradient + of_target : gradient);
+        return Element<T>::write(of_read(ignored ? R(0) : Element<T>::read(x), j));
     }
 };
 
@@ -126,30 +129,47 @@ __device__ __forceinline__ void short_rows(PARAMETERS(T)) {
 }
 
 // Groups of threads, of the shape that the parameter says, take lines that lie side by side. The grid's second dimension shares out the rows.
-template <typename T>
+template <typename T, int COUNT>
 __device__ __forceinline__ void columns(PARAMETERS(T)) {
+    using R = Real<T>;
+    using Lines = SideBySide<T, COUNT>;
+    using Word = typename Lines::Word;
     constexpr int TILE = 4;
-    const LineGroup group(groups, len, inner, static_cast<int>(parameter));
+    const int64_t words = inner / COUNT;
+    const LineGroup group(groups, len, words, static_cast<int>(parameter));
     group.each([&](int64_t number, const StridedLine& whole) {
         if (whole.len == 0) return;
-        const LineGradient<T> gradient(number, lines, len, targets, ignore, weights, statistics, gradients);
+        const auto of_line = [&](int i) {
+            return LineGradient<T>(number * COUNT + i, lines, len, targets, ignore, weights, statistics, gradients);
+        };
+        const LineGradient<T> first = of_line(0), last = of_line(COUNT - 1);
         const StridedLine line = whole.of_grid();
         line.each_first<TILE>(len, [&](int64_t from) {
-            T tile[TILE];
+            Word tile[TILE];
             const int left = line.left(from, len);
-            line.load(tile, x + line.start, inner, from, left);
-            line.store<TILE>(dx + line.start, inner, from, left, [&](int k) { return gradient.of(tile[k], from + k * line.step); });
+            line.load(tile, reinterpret_cast<const Word*>(x) + line.start, words, from, left);
+            line.store<TILE>(reinterpret_cast<Word*>(dx) + line.start, words, from, left, [&](int k) {
+                const int64_t j = from + k * line.step;
+                if constexpr (COUNT == 1) {
+                    return first.of(tile[k], j);
+                } else {
+                    const R results[COUNT] = {first.of_read(Lines::read(tile[k], 0), j), last.of_read(Lines::read(tile[k], 1), j)};
+                    return Lines::write(results);
+                }
+            });
         });
     });
 }
 
-#define KERNEL(name, body, dtype, T, THREADS)                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS) name##_##dtype(PARAMETERS(T)) {       \
-        wait_for_kernel_before();                                                               \
-        body<T>(x, dx, lines, len, inner, groups, parameter, targets, ignore, weights, statistics, gradients); \
+#define KERNEL(name, body, dtype, T, THREADS)                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS) name##_##dtype(PARAMETERS(T)) {              \
+        wait_for_kernel_before();                                                                      \
+        body(x, dx, lines, len, inner, groups, parameter, targets, ignore, weights, statistics, gradients); \
     }
-#define KERNELS(dtype, T)                                             \
-    KERNEL(loss_backward_rows, rows, dtype, T, 256)                   \
-    KERNEL(loss_backward_short_rows, short_rows, dtype, T, 128)       \
-    KERNEL(loss_backward_columns, columns, dtype, T, GROUP_THREADS)
+#define KERNELS(dtype, T)                                                  \
+    KERNEL(loss_backward_rows, rows<T>, dtype, T, 256)                     \
+    KERNEL(loss_backward_short_rows, short_rows<T>, dtype, T, 128)         \
+    KERNEL(loss_backward_columns, (columns<T, 1>), dtype, T, GROUP_THREADS)
+#define KERNELS_OF_PAIRS(dtype, T) KERNEL(loss_backward_columns_pairs, (columns<T, 2>), dtype, T, GROUP_THREADS)
 FOR_EACH_DTYPE(KERNELS)
+FOR_EACH_HALF_DTYPE(KERNELS_OF_PAIRS)

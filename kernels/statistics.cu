@@ -160,50 +160,81 @@ __device__ __forceinline__ void rows(const Request<T>& request) {
 }
 
 // A group of threads takes lines that lie side by side.
-template <typename T>
+template <typename T, int COUNT>
 __device__ __forceinline__ void columns(const Request<T>& request, int64_t inner, int shape, int64_t groups) {
     using R = Real<T>;
+    using Lines = SideBySide<T, COUNT>;
+    using Word = typename Lines::Word;
     constexpr int TILE = StridedLine::TILE;
-    const LineGroup group(groups, request.len, inner, shape);
-    group.each([&](int64_t number, StridedLine line) {
-        const T* first = request.x + line.start;
-        const bool there = line.len > 0, skipped = there && request.skips(number);
-        if (skipped) line.len = 0;
-        auto state = SoftmaxState<R>::empty();
-        const bool smooth = request.smooth && line.len > 0;
-        ClassSums<R> of_classes{smooth ? request.pivot(first) : R(0), CompensatedSum<R>::empty(), CompensatedSum<R>::empty()};
-        line.each_first(line.len, [&](int64_t from) {
-            T elements[TILE];
-            const int left = line.left(from, line.len);
-            line.load(elements, first, inner, from, left);
-            R tile[TILE];
+    const LineGroup group(groups, request.len, inner / COUNT, shape);
+    group.each([&](int64_t number_of_word, StridedLine line) {
+        const int64_t number = number_of_word * COUNT;
+        const T* first = request.x + line.start * COUNT;
+        const bool there = line.len > 0;
+        bool skipped[COUNT], none = there;
 #pragma unroll
-            for (int k = 0; k < TILE; k++) tile[k] = line.has(k, left) ? Element<T>::read(elements[k]) : negative_infinity<R>();
+        for (int i = 0; i < COUNT; i++) {
+            skipped[i] = there && request.skips(number + i);
+            none = none && skipped[i];
+        }
+        if (none) line.len = 0;
+        const bool smooth = request.smooth && line.len > 0;
+        SoftmaxState<R> states[COUNT];
+        ClassSums<R> of_classes[COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            states[i] = SoftmaxState<R>::empty();
+            of_classes[i] = {smooth ? request.pivot(first + i) : R(0), CompensatedSum<R>::empty(), CompensatedSum<R>::empty()};
+        }
+        line.each_first(line.len, [&](int64_t from) {
+            Word words[TILE];
+            const int left = line.left(from, line.len);
+            line.load(words, reinterpret_cast<const Word*>(first), inner / COUNT, from, left);
             if (smooth) {
 #pragma unroll 1
                 for (int64_t j = from; j < from + TILE * line.step && j < line.len; j += line.step) {
-                    of_classes.add(request, first + j * inner, j, 1);
+#pragma unroll
+                    for (int i = 0; i < COUNT; i++) of_classes[i].add(request, first + j * inner + i, j, 1);
                 }
             }
-            const R reference = state.grow(max_of(tile));
 #pragma unroll
-            for (auto& x : tile) x = Element<T>::exponential(x - reference);
-            state.add(pairwise_sum(tile) * unscale<T>());
+            for (int i = 0; i < COUNT; i++) {
+                R tile[TILE];
+#pragma unroll
+                for (int k = 0; k < TILE; k++) tile[k] = line.has(k, left) ? Lines::read(words[k], i) : negative_infinity<R>();
+                const R reference = states[i].grow(max_of(tile));
+#pragma unroll
+                for (auto& x : tile) x = Element<T>::exponential(x - reference);
+                states[i].add(pairwise_sum(tile) * unscale<T>());
+            }
         });
-        const R max = state.max;
-        const Share<R> share =
-            group.reduce(Share<R>{max, sum_relative_to(state, part_reference(max)), {of_classes.terms.value(), of_classes.weights.value()}});
-        if (!there || !group.leads()) return;
-        if (skipped) return request.skip(number);
-        bool nan = false;
-        if (!request.targets && share.max == -negative_infinity<R>()) {
-            for (int64_t j = 0; j < line.len; j++) nan |= isnan(Element<T>::read(first[j * inner]));
+        Each<Share<R>, COUNT> shares;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const R max = states[i].max;
+            shares.of[i] = {max, sum_relative_to(states[i], part_reference(max)), {of_classes[i].terms.value(), of_classes[i].weights.value()}};
         }
-        request.write(number, {share.max, share.sum}, nan, share.sums, first, inner);
+        shares = group.reduce(shares);
+        if (!there || !group.leads()) return;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            if (skipped[i]) {
+                request.skip(number + i);
+                continue;
+            }
+            const Share<R>& share = shares.of[i];
+            bool nan = false;
+            if (!request.targets && share.max == -negative_infinity<R>()) {
+                for (int64_t j = 0; j < line.len; j++) nan |= isnan(Element<T>::read(first[j * inner + i]));
+            }
+            request.write(number + i, {share.max, share.sum}, nan, share.sums, first + i, inner);
+        }
     });
 }
 
-#define KERNELS(dtype, T)                                                    \
-    KERNEL(statistics_rows, dtype, T, 1024, 1, rows<T>(request))             \
-    KERNEL(statistics_columns, dtype, T, GROUP_THREADS, 2, columns<T>(request, inner, shift, groups))
+#define KERNELS(dtype, T)                                            \
+    KERNEL(statistics_rows, dtype, T, 1024, 1, rows<T>(request))         \
+    KERNEL(statistics_columns, dtype, T, GROUP_THREADS, 2, (columns<T, 1>(request, inner, shift, groups)))
+#define KERNELS_OF_PAIRS(dtype, T) KERNEL(statistics_columns_pairs, dtype, T, GROUP_THREADS, 2, (columns<T, 2>(request, inner, shift, groups)))
 FOR_EACH_DTYPE(KERNELS)
+FOR_EACH_HALF_DTYPE(KERNELS_OF_PAIRS)

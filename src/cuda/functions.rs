@@ -101,6 +101,7 @@ impl Key {
             Held::Scores => "_scores",
         };
         let of_scores = |scores: bool| if scores { "_scores" } else { "" };
+        let of_pairs = |pairs: bool| if pairs { "_pairs" } else { "" };
         let name = match self.kernel {
             Kernel::SafeRows => "safe_softmax_rows".into(),
             Kernel::SafeShortRows => "safe_softmax_short_rows".into(),
@@ -127,7 +128,7 @@ impl Key {
             Kernel::Strip(Strips::Wide) => packed("strip_wide", true),
             Kernel::Strip(Strips::Any) => packed("strip", false),
             Kernel::Resident { held } => format!("resident_{log}softmax_{held}"),
-            Kernel::BackwardGroup => "backward_group".into(),
+            Kernel::BackwardGroup { pairs } => format!("backward_group{}", of_pairs(pairs)),
             Kernel::BackwardNarrow { whole } => format!("narrow{}_backward", any(whole)),
             Kernel::BackwardSplitSums { whole } => format!("split_columns{}_sums", any(whole)),
             Kernel::BackwardSplitColumns { whole } => format!("split_columns{}_backward", any(whole)),
@@ -141,14 +142,16 @@ impl Key {
                 fused("tile", backward, of_held(held)) + if many { "_many" } else { "" }
             }
             Kernel::FusedCluster => "fused_cluster".into(),
-            Kernel::FusedGroup { backward, scores } => fused("group", backward, of_scores(scores)),
+            Kernel::FusedGroup { backward, scores, pairs } => {
+                fused("group", backward, of_scores(scores)) + of_pairs(pairs)
+            }
             Kernel::FusedRows { backward, scores } => fused("rows", backward, of_scores(scores)),
             Kernel::StatisticsRows => "statistics_rows".into(),
             Kernel::StatisticsTile => "tile_statistics".into(),
-            Kernel::StatisticsColumns => "statistics_columns".into(),
+            Kernel::StatisticsColumns { pairs } => format!("statistics_columns{}", of_pairs(pairs)),
             Kernel::LossBackwardRows => "loss_backward_rows".into(),
             Kernel::LossBackwardShortRows => "loss_backward_short_rows".into(),
-            Kernel::LossBackwardColumns => "loss_backward_columns".into(),
+            Kernel::LossBackwardColumns { pairs } => format!("loss_backward_columns{}", of_pairs(pairs)),
             Kernel::TopKRows => "top_k_rows".into(),
             Kernel::TopKShortRows => "top_k_short_rows".into(),
         };
@@ -299,16 +302,23 @@ mod tests {
             Kernel::OnlineShortRows,
             Kernel::OnlineColumns,
             Kernel::Reduce,
-            Kernel::BackwardGroup,
             Kernel::StatisticsRows,
             Kernel::StatisticsTile,
-            Kernel::StatisticsColumns,
             Kernel::LossBackwardRows,
             Kernel::LossBackwardShortRows,
-            Kernel::LossBackwardColumns,
             Kernel::TopKRows,
             Kernel::TopKShortRows,
         ];
+        let in_groups = |pairs| {
+            [
+                Kernel::BackwardGroup { pairs },
+                Kernel::StatisticsColumns { pairs },
+                Kernel::LossBackwardColumns { pairs },
+                Kernel::FusedGroup { backward: false, scores: true, pairs },
+                Kernel::FusedGroup { backward: true, scores: true, pairs },
+            ]
+        };
+        kernels.extend(in_groups(false));
         for whole in [true, false] {
             kernels.extend([8, 16].map(|count| Kernel::Warp { count, whole }));
             kernels.extend([Kernel::SplitStates { whole }, Kernel::SplitApply { whole }]);
@@ -320,7 +330,8 @@ mod tests {
             let tile = |held| Kernel::FusedTile { backward, held, many: false };
             kernels.extend([Held::Logits, Held::CappedLogits].map(tile));
             for scores in [false, true] {
-                kernels.extend([Kernel::FusedGroup { backward, scores }, Kernel::FusedRows { backward, scores }]);
+                let group = Kernel::FusedGroup { backward, scores, pairs: false };
+                kernels.extend([group, Kernel::FusedRows { backward, scores }]);
             }
         }
         kernels.push(Kernel::FusedCluster);
@@ -426,8 +437,11 @@ mod tests {
                     Kernel::Cluster { count: 128, whole: any },
                 ],
             };
-            let of_elements = if matches!(dtype, "f16" | "bf16") { of_columns(false) } else { vec![] };
-            for &kernel in kernels.iter().chain(wide).chain(&of_elements) {
+            let of_half = match dtype {
+                "f16" | "bf16" => [of_columns(false), in_groups(true).to_vec()].concat(),
+                _ => vec![],
+            };
+            for &kernel in kernels.iter().chain(wide).chain(&of_half) {
                 for output in [Output::Probability, Output::LogProbability] {
                     for compute_capability in [75, 90] {
                         use FusedLines::{Scores, ScoresWindow};

@@ -244,6 +244,7 @@ fn run(
     let kind = FusedKind {
         backward,
         whole,
+        alignment: common_alignment(tensors),
         scale_alone,
         queries: options.window.map_or(0, |window| window.queries),
         scores: scaled && scores,
@@ -430,12 +431,17 @@ fn whole_packs(geometry: &Geometry, size: usize, tensors: Addresses) -> bool {
                 && alignment(at) >= pack * size
                 && geometry.axes.iter().all(|axis| stride(axis).is_multiple_of(pack)))
     };
-    let contiguous = [tensors.scores, tensors.gradient, tensors.result, tensors.logits_gradient];
     geometry.lines.inner == 1
         && geometry.lines.len.is_multiple_of(pack)
-        && contiguous.into_iter().all(|at| at == 0 || alignment(at) >= 16)
+        && common_alignment(tensors) >= 16
         && around(tensors.bias, geometry.bias_step, size, |axis| axis.bias)
         && around(tensors.mask, geometry.mask_step, 1, |axis| axis.mask)
+}
+
+/// What the addresses of all contiguous tensors are multiples of.
+fn common_alignment(tensors: Addresses) -> usize {
+    let contiguous = [tensors.scores, tensors.gradient, tensors.result, tensors.logits_gradient];
+    alignment(contiguous.into_iter().fold(0, |all, at| all | at))
 }
 
 /// A new storage of a dtype.

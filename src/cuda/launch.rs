@@ -2,8 +2,8 @@
 
 use super::functions::{self, Function, Key};
 use super::plan::{
-    group_count, narrow_units, Kernel, NarrowUnits, Plan, CHUNK_BYTES, MAX_BOX_ROWS, MOST_TOP_K, NARROW_ALONE,
-    PACK_BYTES, RESIDENT_BOX, RESIDENT_COLUMNS,
+    narrow_units, Kernel, NarrowUnits, Plan, CHUNK_BYTES, MAX_BOX_ROWS, MOST_TOP_K, NARROW_ALONE, PACK_BYTES,
+    RESIDENT_BOX, RESIDENT_COLUMNS,
 };
 use crate::lines::Lines;
 use crate::op::Output;
@@ -331,7 +331,7 @@ pub(super) unsafe fn fused<T: CudaElement, C>(
 ) -> Result<()> {
     let stream = device.cuda_stream();
     let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
-    let (mut parameter, mut groups) = (plan.parameter, group_count(lines, plan.parameter) as i64);
+    let (mut parameter, mut groups) = (plan.parameter, plan.groups(lines) as i64);
     let mut states = states::<T::Real>(device, lines, plan, FUSED_STATE)?;
     let states = states.as_mut().map(|states| states.device_ptr_mut(&stream));
     let mut parts = states.as_ref().map_or(0, |(parts, _written)| *parts);
@@ -362,7 +362,7 @@ pub(super) fn softmax_backward<T: CudaElement>(
     let tensors = Arguments::new().push(y).push(g).push(grad);
     let key = |kernel| Key { kernel, output, dtype: T::NAME };
     let rows = tensors.push(lines.count() as u64).push(len);
-    let groups = group_count(lines, plan.parameter) as u64;
+    let groups = plan.groups(lines) as u64;
     let arguments = match plan.kernel {
         Kernel::BackwardTile { .. } | Kernel::BackwardWarp { .. } => rows.push(parameter).push(log),
         Kernel::BackwardBlock { .. } | Kernel::BackwardCluster { .. } => rows.push(log),
@@ -464,7 +464,7 @@ pub(super) fn statistics<T: CudaElement, O: DeviceRepr>(
         .push(lines.len as u64)
         .push(lines.inner as u64)
         .push(plan.parameter as u64)
-        .push(group_count(lines, plan.parameter) as u64)
+        .push(plan.groups(lines) as u64)
         .push(targets.as_ref().map_or(0, |(targets, _read)| *targets))
         .push(classes.as_ref().map_or(0, |classes| classes.ignore_index as u64))
         .push(weights.as_ref().map_or(0, |(weights, _read)| *weights))
@@ -504,7 +504,7 @@ pub(super) fn loss_backward<T: CudaElement>(
         .push(lines.count() as u64)
         .push(lines.len as u64)
         .push(lines.inner as u64)
-        .push(group_count(lines, plan.parameter) as u64)
+        .push(plan.groups(lines) as u64)
         .push(plan.parameter as u64)
         .push(targets)
         .push(classes.ignore_index as u64)

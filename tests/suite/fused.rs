@@ -701,6 +701,12 @@ fn lines_that_fill_a_gpu() -> Result<()> {
         let (window, dropout) = (Some((len / 2, 3)), Some((0.2, 9)));
         check(&Case { bias, mask: padding, softcap: Some(4.0), window, sinks, dropout, ..plain })?;
     }
+    // Side by side, in pairs
+    for dtype in [DType::F16, DType::BF16] {
+        let scores = make(&[8, 150, 16_384], 3.0, 20, dtype)?;
+        let sinks = Some(make(&[8], 2.0, 21, dtype)?);
+        check(&Case { dim: 1, scale: 0.5, sinks, ..Case::new(scores) })?;
+    }
     Ok(())
 }
 
@@ -761,6 +767,7 @@ fn lines_along_other_dimensions() -> Result<()> {
         [2, 19, 3, 32],
         [1, 1, 1030, 3],
         [2, 9, 1, 1],
+        [7, 8, 1, 1],
         [1, 2, 260, 50],
         [130, 1, 70, 2],
     ];
@@ -886,7 +893,7 @@ fn long_lines() -> Result<()> {
 /// Lines so few and long that all of a GPU shares each of them, contiguous and side by side.
 #[test]
 fn few_lines_that_a_gpu_shares() -> Result<()> {
-    for (shape, dim) in [([1, 2, 410_001], 2), ([1, 140_003, 3], 1)] {
+    for (shape, dim) in [([1, 2, 410_001], 2), ([1, 140_003, 3], 1), ([1, 420_001, 2], 1)] {
         for (dtype, out) in [(DType::F32, DType::F16), (DType::BF16, DType::F32)] {
             let plain = Case { dim, scale: 0.5, before: 1, ..Case::new(make(&shape, 3.0, 23, dtype)?) };
             let along = if dim == 1 { vec![shape[dim], 1] } else { vec![shape[dim]] };
@@ -894,6 +901,7 @@ fn few_lines_that_a_gpu_shares() -> Result<()> {
             check(&Case { bias, mask: Some(mask(&shape, 25)?), dropout: Some((0.1, 26)), ..plain.clone() })?;
             check(&Case { log: true, softcap: Some(5.0), out, ..plain.clone() })?;
             check(&Case { dropout: Some((0.3, 27)), out, ..plain.clone() })?;
+            check(&plain)?;
             if dim == 2 {
                 let sinks = Some(make(&[1], 2.0, 28, dtype)?);
                 check(&Case { window: Some((200_003, 0)), sinks, ..plain })?;

@@ -1,6 +1,6 @@
 //! Log-sum-exp against an f64 reference, and its gradient.
 
-use crate::support::{check_gradient, devices, normal, tensor, values, within_cap, DTYPES};
+use crate::support::{check_gradient, devices, gpu, normal, tensor, values, within_cap, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var, D};
 use candle_softmax::ops;
 
@@ -128,6 +128,20 @@ fn short_lines_and_narrow_rows() -> Result<()> {
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// So many lines side by side that a GPU's threads take them in pairs; nothing else does.
+#[test]
+fn lines_that_fill_a_gpu() -> Result<()> {
+    let count = 8 * 150 * 16_384;
+    let Some(device) = gpu().filter(|_| within_cap(count)) else {
+        eprintln!("skipped: there is no GPU, or feature `cuda` is off, or larger tensors are left out");
+        return Ok(());
+    };
+    for dtype in [DType::F16, DType::BF16] {
+        check(&tensor(&normal(count, 3.0, 4), (8, 150, 16_384), dtype, &device)?, 1)?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Cross-entropy against the formula in f64, against candle-nn's, and against finite differences.
 
-use crate::support::{check_gradient, devices, normal, tensor, values, within_cap, DTYPES};
+use crate::support::{check_gradient, devices, gpu, normal, tensor, values, within_cap, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_softmax::loss::{self, CrossEntropy, Reduction};
 
@@ -217,6 +217,24 @@ fn few_classes_and_narrow_rows() -> Result<()> {
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// So many lines side by side that a GPU's threads take them in pairs; nothing else does.
+#[test]
+fn lines_that_fill_a_gpu() -> Result<()> {
+    let shape = [4, 21, 512 * 512];
+    let count = shape.iter().product();
+    let Some(device) = gpu().filter(|_| within_cap(count)) else {
+        eprintln!("skipped: there is no GPU, or feature `cuda` is off, or larger tensors are left out");
+        return Ok(());
+    };
+    for dtype in [DType::F16, DType::BF16] {
+        let logits = tensor(&normal(count, 3.0, 6), shape.to_vec(), dtype, &device)?;
+        let plain = Case { reduction: Reduction::None, ..Case::new(&shape) };
+        plain.clone().check(&logits)?;
+        plain.with_everything().check(&logits)?;
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! Softmax with what models put around it, and its gradients.
 
-use super::group::group;
+use super::group::{group_of_pairs, takes_pairs, MUCH_KEPT, SOME_KEPT};
 use super::{
-    cluster_blocks, largest_cluster, plan, tile_bytes, tile_fills, tile_units, DeviceFacts, Family, FusedKind,
-    FusedLines, Held, Kernel, Plan, MAX_GRID, TILE_FEW_UNITS, WARP, WARP_BLOCK,
+    cluster_blocks, largest_cluster, plan, tile_bytes, tile_fills, tile_units, DeviceFacts, Elements, Family,
+    FusedKind, FusedLines, Held, Kernel, Plan, MAX_GRID, TILE_FEW_UNITS, WARP, WARP_BLOCK,
 };
 use crate::lines::Lines;
 
@@ -11,9 +11,13 @@ use crate::lines::Lines;
 pub(crate) fn fused(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Plan {
     let backward = kind.backward;
     let scores = kind.scale_alone;
-    let kernel =
-        if lines.inner == 1 { Kernel::FusedRows { backward, scores } } else { Kernel::FusedGroup { backward, scores } };
-    let group = || group(kernel, lines, size, if backward { 2 } else { 1 }, device);
+    let kernel = |pairs| match lines.inner {
+        1 => Kernel::FusedRows { backward, scores },
+        _ => Kernel::FusedGroup { backward, scores, pairs },
+    };
+    let elements = Elements { size, input_alignment: kind.alignment, output_alignment: kind.alignment };
+    let pairs = scores && takes_pairs(lines, elements, if backward { MUCH_KEPT } else { SOME_KEPT }, device);
+    let group = || group_of_pairs(kernel, pairs, lines, size, if backward { 2 } else { 1 }, device);
     let registers = || fused_registers(lines, kind, size, device);
     let cluster = || fused_cluster(lines, kind, size, device);
     let forced = match device.forced {

@@ -1,6 +1,6 @@
 //! Groups of threads, which read twice what no kernel holds.
 
-use super::{largest_cluster, plan, DeviceFacts, Kernel, Plan, MAX_GRID, SECTOR_BYTES, WARP};
+use super::{largest_cluster, plan, DeviceFacts, Elements, Family, Kernel, Plan, MAX_GRID, SECTOR_BYTES, WARP};
 use crate::lines::Lines;
 
 /// Of groups of threads that share lines, as `kernels/line_group.cuh` has them: threads at most, those of a block of several, elements of a
@@ -22,10 +22,11 @@ pub(super) const GROUP_RESIDENT: usize = 1024;
 /// 1 x 4000000 (59 and 30) 3.15 and 3.14, 1 x 16777217 (248 and 124) 2.5 and 2.0. Clusters that have more than three quarters of the blocks for which
 /// there is room take turns: 64 x 151936 f32 in clusters of two 1.6, of four 2.4.
 const GROUP_SPLIT: usize = 48;
+const WORD: usize = 4;
 /// Bytes of a contiguous line that a block of a cluster has at least where there are few.
 const LEAST_PART: usize = 16 << 10;
 
-/// [`Plan::parameter`] of groups of threads: log2 of how many they are, and how many lines they take side by side.
+/// [`Plan::parameter`] of groups of threads: log2 of how many they are, and how many lines, or pairs of them, they take side by side.
 pub(super) fn group_shape(threads: usize, across: usize) -> i32 {
     (threads.ilog2() as usize | across << 8) as i32
 }
@@ -36,13 +37,40 @@ pub(super) fn threads_and_across(shape: i32) -> (usize, usize) {
 }
 
 /// Also of another kernel's parameter, which is no shape: any number then.
-fn across_of(shape: i32) -> usize {
+pub(super) fn across_of(shape: i32) -> usize {
     (shape >> 8).max(1) as usize
 }
 
-/// How many groups of this shape there are. Kernels whose parameter is none have no use for it.
-pub(crate) fn group_count(lines: Lines, shape: i32) -> usize {
-    lines.outer * lines.inner.div_ceil(across_of(shape))
+/// What makes pairs of lines better than one line at a time: how many elements there are at least for each of the threads that are there at once, and how
+/// many lines side by side. The more is kept of a line the more of both, since a thread keeps twice as much then. bf16, H100, us one by one and in pairs: the
+/// gradient of softmax (8, 150, 128, 128) 77 and 53, (4096, 4096) dim 0 68 and 58, and never slower; with a scale 90 and 65, 67 and 65, but (1024, 1024) 13.6
+/// and 14.9; its gradient 122 and 101, but (4096, 4096) dim 0 94 and 97, (64, 1000, 128) 46 and 50, (262144, 128, 2) 333 and 397; log-sum-exp 47 and 35, but
+/// (64, 1000, 128) 12.5 and 13.9, (262144, 128, 2) 135 and 160.
+pub(super) const LITTLE_KEPT: [usize; 2] = [0, 2];
+pub(super) const SOME_KEPT: [usize; 2] = [16, 2];
+pub(super) const MUCH_KEPT: [usize; 2] = [128, 32];
+
+/// Whether threads take lines of half precision that lie side by side in pairs, as words: where all rows begin at words, and it is better.
+pub(super) fn takes_pairs(lines: Lines, elements: Elements, [each, inner]: [usize; 2], device: DeviceFacts) -> bool {
+    let alignment = elements.input_alignment.min(elements.output_alignment);
+    let pairs = elements.size == WORD / 2 && alignment.is_multiple_of(WORD) && lines.inner.is_multiple_of(2);
+    let many = lines.elem_count() >= each * GROUP_RESIDENT * device.multiprocessors && lines.inner >= inner;
+    pairs && (many || device.forced == Some(Family::Reduce))
+}
+
+/// [`group`] of a kernel that takes these lines in pairs, or one by one.
+pub(super) fn group_of_pairs(
+    kernel: impl Fn(bool) -> Kernel,
+    pairs: bool,
+    lines: Lines,
+    size: usize,
+    again: usize,
+    device: DeviceFacts,
+) -> Plan {
+    match pairs {
+        true => group(kernel(true), Lines { inner: lines.inner / 2, ..lines }, WORD, again, device),
+        false => group(kernel(false), lines, size, again, device),
+    }
 }
 
 /// Groups of threads that share lines of elements of `size` bytes, of which so many tensors are read `again`.
@@ -93,7 +121,7 @@ pub(super) fn group(kernel: Kernel, lines: Lines, size: usize, again: usize, dev
     let much = elements >= 2 * blocks * GROUP_BLOCK * GROUP_ELEMENTS;
     let blocks = if twice && much { 2 * blocks } else { blocks };
     let of_thread = |blocks: usize| elements / (GROUP_BLOCK * blocks);
-    let splits = matches!(kernel, Kernel::BackwardGroup | Kernel::FusedGroup { .. } | Kernel::FusedRows { .. });
+    let splits = matches!(kernel, Kernel::BackwardGroup { .. } | Kernel::FusedGroup { .. } | Kernel::FusedRows { .. });
     if splits && groups <= device.multiprocessors / 8 && of_thread(blocks) >= GROUP_SPLIT {
         let parts = if of_thread(room) >= GROUP_SPLIT { room } else { room / 2 };
         return Plan { grid: (plan.grid.0, parts as u32), ..plan };

@@ -20,7 +20,7 @@ use crate::lines::Lines;
 pub(crate) use backward::softmax_backward;
 pub(crate) use columns::{narrow_units, NarrowUnits, MAX_BOX_ROWS, NARROW_ALONE, RESIDENT_BOX, RESIDENT_COLUMNS};
 pub(crate) use fused::{fused, WHOLE_BLOCK};
-pub(crate) use group::group_count;
+use group::across_of;
 pub(crate) use softmax::{softmax, CHUNK_BYTES};
 pub(crate) use statistics::{loss_backward, statistics, top_k, MOST_TOP_K};
 
@@ -163,8 +163,11 @@ pub(crate) enum Kernel {
     Resident {
         held: usize,
     },
-    /// The gradient, out of the result and its gradient: read twice by a group of threads, …
-    BackwardGroup,
+    /// The gradient, out of the result and its gradient: read twice by a group of threads, of half precision two lines at a time where
+    /// these are `pairs`, …
+    BackwardGroup {
+        pairs: bool,
+    },
     /// … or, of lines side by side, by many, which leave the sums of the parts first, …
     BackwardSplitSums {
         whole: bool,
@@ -210,6 +213,7 @@ pub(crate) enum Kernel {
     FusedGroup {
         backward: bool,
         scores: bool,
+        pairs: bool,
     },
     FusedRows {
         backward: bool,
@@ -219,11 +223,15 @@ pub(crate) enum Kernel {
     /// tiles as above, and groups of threads for those side by side.
     StatisticsRows,
     StatisticsTile,
-    StatisticsColumns,
+    StatisticsColumns {
+        pairs: bool,
+    },
     /// The gradient of a loss: some blocks to a contiguous line, several short ones to a block, groups of threads for those side by side.
     LossBackwardRows,
     LossBackwardShortRows,
-    LossBackwardColumns,
+    LossBackwardColumns {
+        pairs: bool,
+    },
     /// The greatest elements: one block or cluster, and one warp per contiguous line.
     TopKRows,
     TopKShortRows,
@@ -295,6 +303,8 @@ pub(crate) struct FusedKind {
     pub backward: bool,
     /// Lines are whole packs of 16 bytes in every tensor.
     pub whole: bool,
+    /// What the addresses of scores, results and their gradients are multiples of, in bytes, up to 128.
+    pub alignment: usize,
     /// How many lines after a line the next one is with the same window; 0 where there is no window.
     pub queries: usize,
     /// What [`FusedLines::Scores`] are for.
@@ -331,11 +341,11 @@ impl Kernel {
         let where_there_are_any = matches!(
             self,
             Kernel::Column { .. }
-                | Kernel::BackwardGroup
+                | Kernel::BackwardGroup { .. }
                 | Kernel::FusedGroup { .. }
                 | Kernel::FusedRows { .. }
                 | Kernel::StatisticsRows
-                | Kernel::StatisticsColumns
+                | Kernel::StatisticsColumns { .. }
                 | Kernel::TopKRows
         );
         self.needs_hopper() || where_there_are_any
@@ -374,6 +384,22 @@ impl Plan {
     /// Of groups of threads, how many share a line without a cluster: those of the grid's second dimension, by which the kernel runs twice.
     pub fn parts(self) -> usize {
         self.grid.1 as usize
+    }
+
+    /// How many lines side by side are one thread's, of groups of threads.
+    pub fn lines_of_thread(self) -> usize {
+        match self.kernel {
+            Kernel::BackwardGroup { pairs: true }
+            | Kernel::StatisticsColumns { pairs: true }
+            | Kernel::LossBackwardColumns { pairs: true }
+            | Kernel::FusedGroup { pairs: true, .. } => 2,
+            _ => 1,
+        }
+    }
+
+    /// How many groups of threads take these lines, if the parameter says what groups.
+    pub fn groups(self, lines: Lines) -> usize {
+        lines.outer * lines.inner.div_ceil(across_of(self.parameter) * self.lines_of_thread())
     }
 
     /// Whether its blocks wait for each other, beyond clusters: all must run at once.

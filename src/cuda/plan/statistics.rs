@@ -1,7 +1,8 @@
 //! Log-sum-exp, losses and the greatest elements.
 
 use super::group::{
-    blocks_of_few, group, group_count, in_clusters, threads_and_across, GROUP_ELEMENTS, GROUP_RESIDENT, GROUP_TILE,
+    blocks_of_few, group_of_pairs, in_clusters, takes_pairs, threads_and_across, GROUP_ELEMENTS, GROUP_RESIDENT,
+    GROUP_TILE, MUCH_KEPT,
 };
 use super::{
     plan, tile_bytes, tile_fills, tile_units, DeviceFacts, Elements, Kernel, Plan, MAX_BLOCK, PACK_BYTES, THREADS,
@@ -35,7 +36,15 @@ pub(crate) const MOST_TOP_K: usize = 2048;
 /// The kernel for log-sum-exp and the statistics of a loss.
 pub(crate) fn statistics(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
     if lines.inner > 1 {
-        return group(Kernel::StatisticsColumns, lines, elements.size, 0, device);
+        let kernel = |pairs| Kernel::StatisticsColumns { pairs };
+        return group_of_pairs(
+            kernel,
+            takes_pairs(lines, elements, MUCH_KEPT, device),
+            lines,
+            elements.size,
+            0,
+            device,
+        );
     }
     if lines.len <= SHORT_STATISTICS {
         let units = tile_units(lines, elements.size);
@@ -66,10 +75,12 @@ pub(crate) fn statistics(lines: Lines, elements: Elements, device: DeviceFacts) 
 pub(crate) fn loss_backward(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
     if lines.inner > 1 {
         // Blocks that share rows need nothing of each other.
-        let plan = group(Kernel::LossBackwardColumns, lines, elements.size, 0, device);
+        let kernel = |pairs| Kernel::LossBackwardColumns { pairs };
+        let pairs = takes_pairs(lines, elements, MUCH_KEPT, device);
+        let plan = group_of_pairs(kernel, pairs, lines, elements.size, 0, device);
         let (threads, across) = threads_and_across(plan.parameter);
         let rows = threads / across;
-        let filling = 2 * GROUP_RESIDENT * device.multiprocessors / (threads * group_count(lines, plan.parameter));
+        let filling = 2 * GROUP_RESIDENT * device.multiprocessors / (threads * plan.groups(lines));
         let parts = |each: usize| lines.len.div_ceil(rows * each);
         let parts = parts(GROUP_ELEMENTS).max(filling.min(parts(GROUP_TILE))).min(u16::MAX as usize);
         return Plan { grid: (plan.grid.0, parts as u32), ..plan };

@@ -271,20 +271,20 @@ fn backward_plans_cover_the_lines() {
     let kernel = |lines, whole, size, device| plan_of(lines, whole, size, device).kernel;
     assert_eq!(kernel(lines(9, 512, 1), true, 4, TURING), Kernel::BackwardWarp { count: 16 });
     assert_eq!(kernel(lines(9, 4096, 1), true, 4, TURING), Kernel::BackwardBlock { count: 16 });
-    assert_eq!(kernel(lines(9, 32_768, 1), true, 4, TURING), Kernel::BackwardGroup);
+    assert_eq!(kernel(lines(9, 32_768, 1), true, 4, TURING), Kernel::BackwardGroup { pairs: false });
     assert_eq!(kernel(lines(9, 32_768, 1), true, 4, HOPPER), Kernel::BackwardCluster { count: 32 });
     assert_eq!(kernel(lines(9, 128_256, 1), true, 2, HOPPER), Kernel::BackwardCluster { count: 64 });
-    assert_eq!(kernel(lines(9, 4096, 1), false, 2, HOPPER), Kernel::BackwardGroup);
-    assert_eq!(kernel(lines(9, 77, 1), false, 2, HOPPER), Kernel::BackwardGroup);
+    assert_eq!(kernel(lines(9, 4096, 1), false, 2, HOPPER), Kernel::BackwardGroup { pairs: false });
+    assert_eq!(kernel(lines(9, 77, 1), false, 2, HOPPER), Kernel::BackwardGroup { pairs: false });
     for device in [TURING, HOPPER] {
         assert_eq!(kernel(lines(9, 77, 1), true, 2, device), Kernel::BackwardTile { words: 17 });
         assert_eq!(kernel(lines(9, 77, 1), true, 4, device), Kernel::BackwardTile { words: 17 });
-        assert_eq!(kernel(lines(9, 77, 1), true, 8, device), Kernel::BackwardGroup);
-        assert_eq!(kernel(lines(9, 577, 1), true, 4, device), Kernel::BackwardGroup);
+        assert_eq!(kernel(lines(9, 77, 1), true, 8, device), Kernel::BackwardGroup { pairs: false });
+        assert_eq!(kernel(lines(9, 577, 1), true, 4, device), Kernel::BackwardGroup { pairs: false });
         assert_eq!(kernel(lines(9, 1025, 1), true, 2, device), Kernel::BackwardTile { words: 17 });
-        assert_eq!(kernel(lines(9, 1027, 1), true, 2, device), Kernel::BackwardGroup);
+        assert_eq!(kernel(lines(9, 1027, 1), true, 2, device), Kernel::BackwardGroup { pairs: false });
     }
-    assert_eq!(kernel(lines(9, 4096, 4096), false, 2, HOPPER), Kernel::BackwardGroup);
+    assert_eq!(kernel(lines(9, 4096, 4096), false, 2, HOPPER), Kernel::BackwardGroup { pairs: false });
     assert_eq!(kernel(lines(1 << 15, 128, 2), true, 2, HOPPER), Kernel::BackwardNarrow { whole: true });
     assert_eq!(kernel(lines(1 << 15, 33, 3), false, 2, TURING), Kernel::BackwardNarrow { whole: false });
     assert_eq!(kernel(lines(10, 100_000, 64), true, 2, HOPPER), Kernel::BackwardSplitColumns { whole: true });
@@ -317,7 +317,7 @@ fn backward_plans_cover_the_lines() {
                     assert!(count * block * cluster >= len && block <= 512 && grid == outer * cluster, "{what}");
                     assert!(cluster > 1, "{what}");
                 }
-                Kernel::BackwardGroup => check_group(lines, plan),
+                Kernel::BackwardGroup { .. } => check_group(lines, plan),
                 _ => {}
             }
         }
@@ -330,6 +330,7 @@ fn fused_plans_cover_the_lines() {
     let packs = FusedKind {
         backward: false,
         whole: true,
+        alignment: 128,
         queries: 0,
         scores: false,
         capped: false,
@@ -417,8 +418,15 @@ fn fused_plans_cover_the_lines() {
             HOPPER,
             Kernel::FusedRows { backward, scores: false },
         ),
-        (lines(64, 100, 64), any, HOPPER, Kernel::FusedGroup { backward, scores: false }),
-        (lines(64, 100, 64), alone, HOPPER, Kernel::FusedGroup { backward, scores: true }),
+        (lines(64, 100, 64), any, HOPPER, Kernel::FusedGroup { backward, scores: false, pairs: false }),
+        (lines(64, 100, 64), alone, HOPPER, Kernel::FusedGroup { backward, scores: true, pairs: false }),
+        (lines(64, 1000, 64), alone, HOPPER, Kernel::FusedGroup { backward, scores: true, pairs: true }),
+        (
+            lines(64, 1000, 64),
+            FusedKind { alignment: 2, ..alone },
+            HOPPER,
+            Kernel::FusedGroup { backward, scores: true, pairs: false },
+        ),
         (lines(64, 50_257, 1), alone, TURING, Kernel::FusedRows { backward, scores: true }),
     ] {
         assert_eq!(fused(lines, kind, 2, device).kernel, kernel, "{lines:?} {kind:?}");
@@ -444,11 +452,14 @@ fn fused_plans_cover_the_lines() {
             (1, false, false, 2),
             (1, false, false, 8),
             (9, false, false, 4),
+            (64, false, true, 2),
+            (64, true, true, 2),
         ] {
             let lines = lines(outer, len, inner);
             let kind = FusedKind {
                 backward,
                 whole,
+                alignment: if whole { 16 } else { size },
                 queries: if size == 8 || outer == 129 { 100 } else { 0 },
                 scores: outer != 128 && outer != 100_003,
                 capped: outer == 128 && len % 2 == 1,
@@ -535,7 +546,7 @@ fn plans_beside_softmax_cover_the_lines() {
                 assert!((1..=MAX_GRID).contains(&grid) && (1..=65_535).contains(&plan.grid.1), "{what}");
                 assert!((WARP..=most).contains(&block) && block.is_multiple_of(WARP), "{what}");
                 let here = match plan.kernel {
-                    Kernel::StatisticsColumns | Kernel::LossBackwardColumns => {
+                    Kernel::StatisticsColumns { .. } | Kernel::LossBackwardColumns { .. } => {
                         check_group(lines, plan);
                         continue;
                     }
@@ -575,7 +586,7 @@ fn plans_beside_softmax_cover_the_lines() {
 #[test]
 fn groups_of_threads() {
     let plan = |outer, len, inner| {
-        let plan = group(Kernel::BackwardGroup, lines(outer, len, inner), 2, 2, HOPPER);
+        let plan = group(Kernel::BackwardGroup { pairs: false }, lines(outer, len, inner), 2, 2, HOPPER);
         let (threads, across) = threads_and_across(plan.parameter);
         (threads, across, plan.cluster, plan.parts())
     };
@@ -595,13 +606,28 @@ fn groups_of_threads() {
     assert_eq!(plan(8, 1_000_000, 1), (512, 1, 1, 33));
     assert_eq!(plan(1, 100_000, 64), (512, 16, 1, 33));
     assert_eq!(plan(1, 1 << 20, 60), (512, 30, 1, 132));
-    let statistics = group(Kernel::StatisticsColumns, lines(1, 1 << 20, 60), 2, 0, HOPPER);
+    // Two lines of half precision at a time, where all rows begin at words
+    let of_pairs = |lines, elements| {
+        [
+            softmax_backward(lines, elements, HOPPER).kernel == Kernel::BackwardGroup { pairs: true },
+            statistics(lines, elements, HOPPER).kernel == Kernel::StatisticsColumns { pairs: true },
+            loss_backward(lines, elements, HOPPER).kernel == Kernel::LossBackwardColumns { pairs: true },
+        ]
+    };
+    assert_eq!(of_pairs(lines(8, 150, 16_384), BF16), [true; 3]);
+    assert_eq!(of_pairs(lines(8, 150, 16_384), F32), [false; 3]);
+    assert_eq!(of_pairs(lines(8, 150, 16_383), BF16), [false; 3]);
+    assert_eq!(of_pairs(lines(8, 150, 16_384), Elements { input_alignment: 2, ..BF16 }), [false; 3]);
+    // Much to do with a line takes many of them.
+    assert_eq!(of_pairs(lines(64, 1000, 128), BF16), [true, false, false]);
+    assert_eq!(of_pairs(lines(2048, 1000, 20), BF16), [false; 3]);
+    let statistics = group(Kernel::StatisticsColumns { pairs: false }, lines(1, 1 << 20, 60), 2, 0, HOPPER);
     assert_eq!((statistics.cluster, statistics.parts()), (16, 1));
-    let of_turing = |len| group(Kernel::BackwardGroup, lines(1, len, 1), 4, 2, TURING);
+    let of_turing = |len| group(Kernel::BackwardGroup { pairs: false }, lines(1, len, 1), 4, 2, TURING);
     assert_eq!((of_turing(20_000).cluster, of_turing(20_000).parts()), (1, 1));
     assert!(of_turing(1_000_000).parts() > TURING.multiprocessors / 2);
     // Of f32 twice as many threads have a line, so that half as many lines are in the cache.
-    let of_f32 = group(Kernel::BackwardGroup, lines(8191, 4097, 1), 4, 2, HOPPER);
+    let of_f32 = group(Kernel::BackwardGroup { pairs: false }, lines(8191, 4097, 1), 4, 2, HOPPER);
     assert_eq!(of_f32.parameter, group_shape(256, 1));
 }
 
@@ -632,10 +658,10 @@ fn check_group(lines: Lines, plan: Plan) {
     assert!(across <= threads && block.is_multiple_of(threads) && block <= GROUP_BLOCK, "{what}");
     assert!(grid.is_multiple_of(cluster) && cluster.is_power_of_two() && cluster <= WIDE_CLUSTER, "{what}");
     assert!(cluster == 1 || (threads == block && cluster * across <= threads), "{what}");
-    let apart = plan.kernel == Kernel::LossBackwardColumns || cluster == 1 && threads == block;
+    let apart = matches!(plan.kernel, Kernel::LossBackwardColumns { .. }) || cluster == 1 && threads == block;
     assert!(plan.parts() == 1 || (apart && plan.parts() < 1 << 16), "{what}");
-    let groups = group_count(lines, plan.parameter);
-    assert!(groups * across >= lines.count(), "{what}");
+    let groups = plan.groups(lines);
+    assert!(groups * across * plan.lines_of_thread() >= lines.count(), "{what}");
     assert!(grid / cluster * (block / threads) >= groups || grid > MAX_GRID - cluster, "{what}");
 }
 
