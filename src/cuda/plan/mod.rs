@@ -163,8 +163,7 @@ pub(crate) enum Kernel {
     Resident {
         held: usize,
     },
-    /// The gradient, out of the result and its gradient: read twice by a group of threads, of half precision two lines at a time where
-    /// these are `pairs`, …
+    /// The gradient, out of the result and its gradient: read twice by a group of threads, …
     BackwardGroup {
         pairs: bool,
     },
@@ -209,7 +208,8 @@ pub(crate) enum Kernel {
         held: Held,
         many: bool,
     },
-    /// … or read twice by a group of threads, lines side by side and contiguous ones; `scores`: with nothing but a scale, window and sinks.
+    /// … or read twice by a group of threads, lines side by side and contiguous ones; `scores`: with nothing but a scale, window and sinks;
+    /// `pairs`: two lines of half precision at a time.
     FusedGroup {
         backward: bool,
         scores: bool,

@@ -37,14 +37,8 @@ pub(crate) const MOST_TOP_K: usize = 2048;
 pub(crate) fn statistics(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
     if lines.inner > 1 {
         let kernel = |pairs| Kernel::StatisticsColumns { pairs };
-        return group_of_pairs(
-            kernel,
-            takes_pairs(lines, elements, MUCH_KEPT, device),
-            lines,
-            elements.size,
-            0,
-            device,
-        );
+        let pairs = takes_pairs(lines, elements, MUCH_KEPT, device);
+        return group_of_pairs(kernel, pairs, lines, elements.size, 0, device);
     }
     if lines.len <= SHORT_STATISTICS {
         let units = tile_units(lines, elements.size);
