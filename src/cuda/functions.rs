@@ -213,7 +213,7 @@ pub(super) fn facts(device: &CudaDevice) -> Result<DeviceFacts> {
 }
 
 /// For tests and benchmarks, `CANDLE_SOFTMAX_KERNEL` names a family of kernels to take where it applies, and
-/// `CANDLE_SOFTMAX_COMPUTE_CAPABILITY` a GPU to plan for (75 on a newer one).
+/// `CANDLE_SOFTMAX_COMPUTE_CAPABILITY` a GPU to plan for (75 on a newer one), whose kernels come from PTX.
 fn switches() -> (Option<Family>, Option<u32>) {
     static SWITCHES: OnceLock<(Option<Family>, Option<u32>)> = OnceLock::new();
     *SWITCHES.get_or_init(|| {
