@@ -201,11 +201,12 @@ mod cuda {
             }
             build(&toolkit, capability, folder, sources);
         }
-        let mut groups: Vec<_> = groups.iter().map(|(stem, texts)| Group::new(stem, texts)).collect();
+        let mut groups = by_threads(groups, |(stem, texts)| Group::new(stem, &texts));
         if let Some(capability) = of_code {
             assemble(&toolkit, capability, &empty_folder(out_dir.join("code")), &mut groups);
         }
-        std::fs::write(out_dir.join("modules.rs"), pack(&out_dir, groups, of_code)).expect("OUT_DIR can be written to");
+        std::fs::write(out_dir.join("modules.rs"), pack(&out_dir, &groups, of_code))
+            .expect("OUT_DIR can be written to");
         // For the unit tests alone
         let folder = empty_folder(out_dir.join("tests"));
         build(&toolkit, 75, folder, vec![root.join("kernels/tests/state_cases.cu")]);
@@ -256,7 +257,7 @@ mod cuda {
     }
 
     impl Group {
-        fn new(stem: &str, texts: &[(usize, PathBuf)]) -> Self {
+        fn new(stem: String, texts: &[(usize, PathBuf)]) -> Self {
             // By name: a kernel that serves both outputs was compiled with each.
             let mut modules = BTreeMap::new();
             for (capability, path) in texts {
@@ -265,7 +266,7 @@ mod cuda {
                 }
             }
             let modules = modules.into_iter().map(|(name, ptx)| Module { name, ptx, code: vec![] }).collect();
-            Self { stem: stem.to_string(), modules }
+            Self { stem, modules }
         }
     }
 
@@ -280,31 +281,39 @@ mod cuda {
             }
         }
         let assembler = toolkit.join("bin").join(format!("ptxas{}", std::env::consts::EXE_SUFFIX));
-        let jobs = Mutex::new(chosen.into_iter());
-        let work = || loop {
-            let next = jobs.lock().expect("no thread panics with it").next();
-            let Some((kernel, module)) = next else { return };
+        by_threads(chosen, |(kernel, module)| {
             let [from, to] = ["ptx", "cubin"].map(|ending| folder.join(format!("{kernel}.{ending}")));
             std::fs::write(&from, &module.ptx).expect("OUT_DIR can be written to");
             let arguments = [format!("--gpu-name=sm_{capability}"), "--output-file".into()];
             let status = Command::new(&assembler).args(arguments).arg(&to).arg(&from).status();
             assert!(status.is_ok_and(|status| status.success()), "{assembler:?} has not compiled {from:?}");
             module.code = std::fs::read(&to).expect("ptxas has written it");
-        };
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+        });
         // Nothing asks for the files any more.
         let _ = std::fs::remove_dir_all(folder);
     }
 
+    /// What `f` makes of each item, by as many threads as there are CPUs.
+    fn by_threads<I: Send, O: Send>(items: impl IntoIterator<Item = I>, f: impl Fn(I) -> O + Sync) -> Vec<O> {
+        let items: Vec<_> = items.into_iter().enumerate().collect();
+        let (items, made) = (Mutex::new(items.into_iter()), Mutex::new(vec![]));
+        let work = || loop {
+            let next = items.lock().expect("nothing panics with it").next();
+            let Some((number, item)) = next else { return };
+            let of_item = f(item);
+            made.lock().expect("nothing panics with it").push((number, of_item));
+        };
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+        let mut made = made.into_inner().expect("nothing panics with it");
+        made.sort_by_key(|&(number, _)| number);
+        made.into_iter().map(|(_, of_item)| of_item).collect()
+    }
+
     /// Compresses the groups into files, and answers the tables of them and of the modules in them for src/cuda/functions.rs.
-    fn pack(out_dir: &Path, groups: Vec<Group>, of_code: Option<usize>) -> String {
+    fn pack(out_dir: &Path, groups: &[Group], of_code: Option<usize>) -> String {
         let mut tables = [String::new(), String::new()];
-        let packed = std::thread::scope(|scope| {
-            let threads: Vec<_> = groups.iter().map(|group| scope.spawn(|| pack_group(group))).collect();
-            threads.into_iter().map(|thread| thread.join().expect("nothing is beyond LZMA")).collect::<Vec<_>>()
-        });
-        for (number, (group, [ptx, code])) in groups.iter().zip(packed).enumerate() {
+        for (number, (group, [ptx, code])) in groups.iter().zip(by_threads(groups, pack_group)).enumerate() {
             let [ptx_path, code_path] = ["ptx", "code"].map(|kind| out_dir.join(format!("{}.{kind}.lzma", group.stem)));
             std::fs::write(&ptx_path, ptx.bytes).expect("OUT_DIR can be written to");
             std::fs::write(&code_path, code.bytes).expect("OUT_DIR can be written to");

@@ -160,8 +160,8 @@ __device__ __forceinline__ R behind_softcap(const Fused<R>& call, R score, R of_
 }
 
 template <typename T, typename R>
-__device__ __forceinline__ R sink_of(const Fused<R>& call, const Place& at) {
-    return call.sinks ? Element<T>::read(static_cast<const T*>(call.sinks)[at.sink]) : negative_infinity<R>();
+__device__ __forceinline__ R sink_of(const Fused<R>& call, int64_t place) {
+    return call.sinks ? Element<T>::read(static_cast<const T*>(call.sinks)[place]) : negative_infinity<R>();
 }
 
 // The line of a maximum and a sum, with its sink.
@@ -642,7 +642,7 @@ __device__ __forceinline__ FusedLine<Real<T>> normalize(const Fused<Real<T>>& ca
     const auto exponential = held.exponential(max);
     const R sum = group.reduce(held.template exponentiate<KEEP>(exponential), [](R a, R b) { return a + b; });
     auto line = group.merge({held.logit(max), sum * exponential.unscale});
-    if (call.sinks) line = with_sink(line, sink_of<T>(call, at));
+    if (call.sinks) line = with_sink(line, sink_of<T>(call, at.sink));
     const bool empty = line.max == absent && line.sum == R(0);
     R factor = quick_exponential(held.logit(max) - part_reference(line.max)) * exponential.unscale * reciprocal(line.sum);
     if (empty) factor = call.nan_rows && !call.sinks ? R(NAN) : R(0);
@@ -845,7 +845,7 @@ __device__ __forceinline__ WeighedLine<Real<T>> weigh(const Fused<Real<T>>& call
     auto line = group.merge(Weighted<R>{held.logit(max), sum * exponential.unscale, call.log ? dot : dot * exponential.unscale}, call.log);
     R sink = negative_infinity<R>();
     if (call.sinks) {
-        sink = sink_of<T>(call, at);
+        sink = sink_of<T>(call, at.sink);
         const Normalizer<R> with = with_sink<R>({line.max, line.sum}, sink);
         // Where nothing takes part, the dot is 0: so is the factor, which a low sink would make infinite.
         if (!call.log) line.dot *= quick_exponential(line.max - part_reference(with.max));

@@ -193,7 +193,7 @@ struct FusedLogits {
 
     // The gradients of the results from element `from` on
     __device__ __forceinline__ void read_gradients(int64_t from, R (&of_lines)[COUNT][TILE]) const {
-        if constexpr (COUNT > 1) {
+        if constexpr (SCORES) {
             Word words[TILE];
             read_words(call.gradient, from, words);
 #pragma unroll
@@ -205,6 +205,7 @@ struct FusedLogits {
             read_any_gradients(from, of_lines[0]);
         }
     }
+    // … of any dtype, of what is not dropped
     __device__ __forceinline__ void read_any_gradients(int64_t from, R (&g)[TILE]) const {
         const auto of = [&](auto* type) {
             using O = std::remove_pointer_t<decltype(type)>;
@@ -213,7 +214,7 @@ struct FusedLogits {
 #pragma unroll
             for (int k = 0; k < TILE; k++) g[k] = static_cast<R>(Element<O>::read(elements[k]));
         };
-        if (SCORES || call.dtype == OWN<T>) of(static_cast<T*>(nullptr));
+        if (call.dtype == OWN<T>) of(static_cast<T*>(nullptr));
         else if (sizeof(T) == 2 && call.dtype == F32) of(static_cast<float*>(nullptr));
         else {
             R elements[TILE];
@@ -221,7 +222,7 @@ struct FusedLogits {
 #pragma unroll
             for (int k = 0; k < TILE; k++) g[k] = elements[k];
         }
-        if (!SCORES && call.threshold) drop_any(from, g, call.kept_scale);
+        if (call.threshold) drop_any(from, g, call.kept_scale);
     }
 
     // Multiplies what is not dropped, and sets to 0 what is.
@@ -255,9 +256,7 @@ struct FusedLogits {
             else each_place(from, line.len, [&](int k, int64_t i) { write_as(call.result, call.dtype, i, results[0][k]); });
         }
     }
-    __device__ __forceinline__ R sink(int i) const {
-        return call.sinks ? Element<T>::read(static_cast<const T*>(call.sinks)[sinks[i]]) : negative_infinity<R>();
-    }
+    __device__ __forceinline__ R sink(int i) const { return sink_of<T>(call, sinks[i]); }
 
   private:
     // Calls f(k, its place in the tensor) for the elements of a tile that lie in the line, before `end`.

@@ -150,6 +150,7 @@ __device__ __forceinline__ void columns(PARAMETERS(T)) {
             line.load(tile, reinterpret_cast<const Word*>(x) + line.start, words, from, left);
             line.store<TILE>(reinterpret_cast<Word*>(dx) + line.start, words, from, left, [&](int k) {
                 const int64_t j = from + k * line.step;
+                // A loop over both would take 45 registers for 40 of one line, and so a block from each multiprocessor.
                 if constexpr (COUNT == 1) {
                     return first.of(tile[k], j);
                 } else {

@@ -65,8 +65,7 @@ impl Module {
 
 /// Whether the device runs the machine code there is; what is to be tested on an older GPU's behalf does not.
 fn runs_code(context: &CudaContext) -> Result<bool> {
-    let (major, minor) = context.compute_capability().w()?;
-    let capability = (major * 10 + minor) as u32;
+    let capability = compute_capability(context)?;
     let is_older = CODE_CAPABILITY / 10 == capability / 10 && CODE_CAPABILITY <= capability;
     Ok(is_older && switches().1.is_none())
 }
@@ -187,6 +186,12 @@ pub(super) struct Function {
 
 static LOADED: LazyLock<RwLock<Loaded>> = LazyLock::new(RwLock::default);
 
+/// As in the names of modules: 90 for 9.0
+fn compute_capability(context: &CudaContext) -> Result<u32> {
+    let (major, minor) = context.compute_capability().w()?;
+    Ok((major * 10 + minor) as u32)
+}
+
 /// What a plan depends on.
 pub(super) fn facts(device: &CudaDevice) -> Result<DeviceFacts> {
     let stream = device.cuda_stream();
@@ -195,14 +200,14 @@ pub(super) fn facts(device: &CudaDevice) -> Result<DeviceFacts> {
     if let Some(facts) = LOADED.read().unwrap_or_else(PoisonError::into_inner).facts.get(&context.ordinal()) {
         return Ok(*facts);
     }
-    let (major, minor) = context.compute_capability().w()?;
+    let capability = compute_capability(context)?;
     let multiprocessors = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).w()?;
     let shared_bytes =
         context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN).w()?;
     let l2_bytes = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE).w()?;
     let (forced, at_most) = switches();
     let facts = DeviceFacts {
-        compute_capability: at_most.unwrap_or(u32::MAX).min((major * 10 + minor) as u32),
+        compute_capability: at_most.unwrap_or(u32::MAX).min(capability),
         multiprocessors: multiprocessors as usize,
         shared_bytes: shared_bytes as usize,
         l2_bytes: l2_bytes as usize,

@@ -1,7 +1,7 @@
 //! The gradients of softmax and log-softmax.
 
 use super::columns::{filling_narrow, narrow, split_columns};
-use super::group::{group_of_pairs, takes_pairs, LITTLE_KEPT};
+use super::group::{group_of_pairs, LITTLE_KEPT};
 use super::{
     cluster_blocks, largest_cluster, plan, tile_of, DeviceFacts, Elements, Family, Kernel, Plan, MANY, MAX_GRID,
     MAX_REGISTER_BLOCK, MAX_REGISTER_LINE, PACK_BYTES, WARP, WARP_BLOCK, WIDE_CLUSTER,
@@ -11,8 +11,8 @@ use crate::lines::Lines;
 /// The kernel for the backward of softmax. The input's alignment is that of the result and of its gradient.
 pub(crate) fn softmax_backward(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
     let (size, alignment) = (elements.size, elements.input_alignment.min(elements.output_alignment));
-    let pairs = takes_pairs(lines, elements, LITTLE_KEPT, device);
-    let twice = || group_of_pairs(|pairs| Kernel::BackwardGroup { pairs }, pairs, lines, size, 2, device);
+    let kernel = |pairs| Kernel::BackwardGroup { pairs };
+    let twice = || group_of_pairs(kernel, LITTLE_KEPT, lines, elements, 2, device);
     let forced = match device.forced {
         Some(Family::Online | Family::Reduce) => Some(twice()),
         Some(Family::Narrow) => narrow(lines, elements).map(backward_of),

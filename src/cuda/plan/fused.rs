@@ -1,6 +1,6 @@
 //! Softmax with what models put around it, and its gradients.
 
-use super::group::{group_of_pairs, takes_pairs, MUCH_KEPT, SOME_KEPT};
+use super::group::{group, group_of_pairs, MUCH_KEPT, SOME_KEPT};
 use super::{
     cluster_blocks, largest_cluster, plan, tile_bytes, tile_fills, tile_units, DeviceFacts, Elements, Family,
     FusedKind, FusedLines, Held, Kernel, Plan, MAX_GRID, TILE_FEW_UNITS, WARP, WARP_BLOCK,
@@ -16,8 +16,11 @@ pub(crate) fn fused(lines: Lines, kind: FusedKind, size: usize, device: DeviceFa
         _ => Kernel::FusedGroup { backward, scores, pairs },
     };
     let elements = Elements { size, input_alignment: kind.alignment, output_alignment: kind.alignment };
-    let pairs = scores && takes_pairs(lines, elements, if backward { MUCH_KEPT } else { SOME_KEPT }, device);
-    let group = || group_of_pairs(kernel, pairs, lines, size, if backward { 2 } else { 1 }, device);
+    let (again, many) = if backward { (2, MUCH_KEPT) } else { (1, SOME_KEPT) };
+    let group = || match scores {
+        true => group_of_pairs(kernel, many, lines, elements, again, device),
+        false => group(kernel(false), lines, size, again, device),
+    };
     let registers = || fused_registers(lines, kind, size, device);
     let cluster = || fused_cluster(lines, kind, size, device);
     let forced = match device.forced {

@@ -51,25 +51,25 @@ pub(super) const SOME_KEPT: [usize; 2] = [16, 2];
 pub(super) const MUCH_KEPT: [usize; 2] = [128, 32];
 
 /// Whether threads take lines of half precision that lie side by side in pairs, as words: where all rows begin at words, and it is better.
-pub(super) fn takes_pairs(lines: Lines, elements: Elements, [each, inner]: [usize; 2], device: DeviceFacts) -> bool {
+fn takes_pairs(lines: Lines, elements: Elements, [each, inner]: [usize; 2], device: DeviceFacts) -> bool {
     let alignment = elements.input_alignment.min(elements.output_alignment);
     let pairs = elements.size == WORD / 2 && alignment.is_multiple_of(WORD) && lines.inner.is_multiple_of(2);
     let many = lines.elem_count() >= each * GROUP_RESIDENT * device.multiprocessors && lines.inner >= inner;
     pairs && (many || device.forced == Some(Family::Reduce))
 }
 
-/// [`group`] of a kernel that takes these lines in pairs, or one by one.
+/// [`group`] of the kernel for pairs, where these are better from so `many` on, or of that for one line at a time.
 pub(super) fn group_of_pairs(
     kernel: impl Fn(bool) -> Kernel,
-    pairs: bool,
+    many: [usize; 2],
     lines: Lines,
-    size: usize,
+    elements: Elements,
     again: usize,
     device: DeviceFacts,
 ) -> Plan {
-    match pairs {
+    match takes_pairs(lines, elements, many, device) {
         true => group(kernel(true), Lines { inner: lines.inner / 2, ..lines }, WORD, again, device),
-        false => group(kernel(false), lines, size, again, device),
+        false => group(kernel(false), lines, elements.size, again, device),
     }
 }
 

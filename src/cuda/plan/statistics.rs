@@ -1,8 +1,8 @@
 //! Log-sum-exp, losses and the greatest elements.
 
 use super::group::{
-    blocks_of_few, group_of_pairs, in_clusters, takes_pairs, threads_and_across, GROUP_ELEMENTS, GROUP_RESIDENT,
-    GROUP_TILE, MUCH_KEPT,
+    blocks_of_few, group_of_pairs, in_clusters, threads_and_across, GROUP_ELEMENTS, GROUP_RESIDENT, GROUP_TILE,
+    MUCH_KEPT,
 };
 use super::{
     plan, tile_bytes, tile_fills, tile_units, DeviceFacts, Elements, Kernel, Plan, MAX_BLOCK, PACK_BYTES, THREADS,
@@ -37,8 +37,7 @@ pub(crate) const MOST_TOP_K: usize = 2048;
 pub(crate) fn statistics(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
     if lines.inner > 1 {
         let kernel = |pairs| Kernel::StatisticsColumns { pairs };
-        let pairs = takes_pairs(lines, elements, MUCH_KEPT, device);
-        return group_of_pairs(kernel, pairs, lines, elements.size, 0, device);
+        return group_of_pairs(kernel, MUCH_KEPT, lines, elements, 0, device);
     }
     if lines.len <= SHORT_STATISTICS {
         let units = tile_units(lines, elements.size);
@@ -70,8 +69,7 @@ pub(crate) fn loss_backward(lines: Lines, elements: Elements, device: DeviceFact
     if lines.inner > 1 {
         // Blocks that share rows need nothing of each other.
         let kernel = |pairs| Kernel::LossBackwardColumns { pairs };
-        let pairs = takes_pairs(lines, elements, MUCH_KEPT, device);
-        let plan = group_of_pairs(kernel, pairs, lines, elements.size, 0, device);
+        let plan = group_of_pairs(kernel, MUCH_KEPT, lines, elements, 0, device);
         let (threads, across) = threads_and_across(plan.parameter);
         let rows = threads / across;
         let filling = 2 * GROUP_RESIDENT * device.multiprocessors / (threads * plan.groups(lines));
