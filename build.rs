@@ -132,6 +132,9 @@ mod cuda {
         (75, "kernels/loss_backward", ALL),
         (75, "kernels/top_k", ALL),
         (90, "kernels/top_k", ALL),
+        (75, "kernels/top_k_short", ALL),
+        (90, "kernels/top_k_short", ALL),
+        (75, "kernels/top_k_backward", ALL),
         (90, "kernels/statistics", ALL),
         (90, "kernels/loss_backward", HALF),
     ];

@@ -1,29 +1,21 @@
-// The places of the k greatest elements of each contiguous line, greatest first, of equal ones the first first.
+// The greatest elements of long lines.
 //
-// Short lines: a warp holds a line in registers, reads it once and finds one place after the other; the ceiling is half a copy.
+// A block has a line, or a cluster where there are few. Each thread finds the greatest of the elements it reads. Of those of each block the
+// (k / blocks)-th greatest is a threshold, and the least threshold of all blocks has k elements or more at or above it, and hardly more where
+// elements are in no order. All of these are collected and sorted: a line is read twice, the second time from a cache where it fits one, and once more
+// for weights that are not renormalised.
 //
-// Long lines: a block, or a cluster where there are few lines, counts the elements by the most significant digit of their rank, which says in
-// which digit the k-th is, and goes on with the next digit of those (radix select; Alabi et al., 2012). Of equal ones the digits of the places
-// are what decides. Then the k are collected and sorted. A line is read once for each digit, up to four times for most, all but the
-// first time from a cache where it fits one.
+// Where there are too many, as of many equal ones, elements are selected by digits: they are counted by the most significant digit of their rank,
+// which says in which digit the k-th is, and then those of it by the next (radix select; Alabi et al., 2012). Of equal ones the digits of the
+// places are what decides. A line is read once for each digit.
 #include "cluster.cuh"
-#include "element.cuh"
-#include "reduce.cuh"
+#include "top_k.cuh"
 
-// Numbers in an order without exceptions: -0 is 0, and NaN, all of them equal, is greater than +inf, as in torch.topk.
-__device__ __forceinline__ uint32_t rank_of(float x) {
-    const int32_t bits = __float_as_int(x == 0.0f ? 0.0f : x);
-    return isnan(x) ? ~0u : static_cast<uint32_t>(bits < 0 ? ~bits : bits ^ INT32_MIN);
-}
-__device__ __forceinline__ uint64_t rank_of(double x) {
-    const int64_t bits = __double_as_longlong(x == 0.0 ? 0.0 : x);
-    return isnan(x) ? ~uint64_t(0) : static_cast<uint64_t>(bits < 0 ? ~bits : bits ^ INT64_MIN);
-}
+constexpr int TOP_K_THREADS = 512, DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS;
 
 // An element's rank and place. `empty` comes after every element of a line.
-template <typename R>
+template <typename Rank>
 struct Candidate {
-    using Rank = decltype(rank_of(R()));
     Rank rank;
     uint32_t place;
 
@@ -32,75 +24,6 @@ struct Candidate {
         return rank > other.rank || (rank == other.rank && place < other.place);
     }
 };
-
-// ---- A line in the registers of a warp -----------------------------------------------------------------------------------
-
-__device__ __forceinline__ uint32_t greatest_of_warp(uint32_t x) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_max_sync(~0u, x);
-#else
-    return warp_group_reduce(x, 32, [](uint32_t a, uint32_t b) { return a > b ? a : b; });
-#endif
-}
-__device__ __forceinline__ uint64_t greatest_of_warp(uint64_t x) {
-    const auto high = static_cast<uint32_t>(x >> 32), greatest = greatest_of_warp(high);
-    return uint64_t(greatest) << 32 | greatest_of_warp(high == greatest ? static_cast<uint32_t>(x) : 0u);
-}
-
-// Up to 32 COUNT elements, each lane every 32nd.
-template <int COUNT, typename T>
-__device__ __forceinline__ void top_k_of_warp(const T* x, uint32_t* out, int len, int k) {
-    using Rank = typename Candidate<Real<T>>::Rank;
-    const int lane = threadIdx.x % 32;
-    Rank ranks[COUNT];
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        const int place = i * 32 + lane;
-        ranks[i] = place < len ? rank_of(Element<T>::read(x[place])) : Rank(0);
-    }
-    uint32_t left = 0;  // those of this lane's elements that were not found yet, bit by bit
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) left |= i * 32 + lane < len ? 1u << i : 0u;
-    for (int n = 0; n < k; n++) {
-        Rank best = 0;
-        int at = COUNT;
-#pragma unroll
-        for (int i = COUNT - 1; i >= 0; i--) {
-            const bool better = (left >> i & 1) && ranks[i] >= best;
-            best = better ? ranks[i] : best;
-            at = better ? i : at;
-        }
-        const Rank greatest = greatest_of_warp(best);
-        // Of equal ones the first; one that was found, or that there is not, has no place.
-        const uint32_t place = at < COUNT && best == greatest ? at * 32 + lane : ~0u;
-        const uint32_t found = ~greatest_of_warp(~place);
-        if (place == found) left &= ~(1u << at);
-        if (lane == 0) out[n] = found;
-    }
-}
-
-// A warp takes a line of up to 1024.
-template <typename T>
-__device__ __forceinline__ void short_rows(const T* x, uint32_t* out, int64_t lines, int len, int k) {
-    const int64_t line = blockIdx.x * int64_t(blockDim.x / 32) + threadIdx.x / 32;
-    if (line >= lines) return;
-    x += line * len;
-    out += line * k;
-    if (len <= 64) top_k_of_warp<2>(x, out, len, k);
-    else if (len <= 128) top_k_of_warp<4>(x, out, len, k);
-    else if (len <= 256) top_k_of_warp<8>(x, out, len, k);
-    else top_k_of_warp<32>(x, out, len, k);
-}
-
-// ---- A line that a block or cluster selects from -------------------------------------------------------------------------
-
-constexpr int TOP_K_THREADS = 1024, DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS;
-
-// Bits of a rank that are not the same for all numbers of T
-template <typename T> using RankOf = typename Candidate<Real<T>>::Rank;
-template <typename T> constexpr int RANK_BITS = sizeof(Real<T>) * 8;
-template <> constexpr int RANK_BITS<__half> = 19;
-template <> constexpr int RANK_BITS<__nv_bfloat16> = 16;
 
 // Which keys are the greatest: those not below `prefix` once their lowest `shift` bits are taken off; of as many bits as were looked at so far.
 template <typename Key>
@@ -117,7 +40,7 @@ struct SelectShared {
     uint32_t digit, above, here;
 };
 
-// Finds the digit that the `wanted`-th greatest has, given how many elements have each; how many have a greater one, and this one.
+// Finds the digit that the `wanted`-th greatest has, given how many have each; how many have a greater one, and this one.
 __device__ __forceinline__ void find_digit(SelectShared& shared, uint32_t wanted) {
     // Each thread has neighbours, the greatest digits first.
     const int each = DIGITS / blockDim.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = DIGITS - 1 - threadIdx.x * each;
@@ -154,7 +77,7 @@ __device__ __forceinline__ void find_digit(SelectShared& shared, uint32_t wanted
 // f(i, rank) for the elements of a line, as far as this thread's warp shares them, by all of its lanes alike: some i are past the end.
 template <typename T, typename F>
 __device__ __forceinline__ void each_of_line(const T* x, int64_t len, F f) {
-    constexpr int TILE = 4, UNUSED = sizeof(RankOf<T>) * 8 - RANK_BITS<T>;
+    constexpr int TILE = 4;
     const int64_t threads = Cluster::blocks() * int64_t(blockDim.x), first = Cluster::rank() * int64_t(blockDim.x) + threadIdx.x;
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -164,24 +87,23 @@ __device__ __forceinline__ void each_of_line(const T* x, int64_t len, F f) {
 #pragma unroll
         for (int n = 0; n < TILE; n++) tile[n] = x[min(from + n * threads, len - 1)];
 #pragma unroll
-        for (int n = 0; n < TILE; n++) f(from + n * threads, static_cast<RankOf<T>>(rank_of(Element<T>::read(tile[n])) >> UNUSED));
+        for (int n = 0; n < TILE; n++) f(from + n * threads, short_rank_of(tile[n]));
     }
 }
 
-// The `wanted` greatest of the keys, of `bits` bits each: key(i, rank, its key), which says whether the element is one of those.
-template <typename Key, typename T, typename F>
-__device__ __forceinline__ Selection<Key> select(SelectShared& shared, const T* x, int64_t len, int bits, int wanted, F key) {
-    using Rank = RankOf<T>;
+// The `wanted` greatest keys, of `bits` bits each, of all threads: each(f) is to call f(whether there is one, a key) for a thread's, as
+// often for each lane of a warp.
+template <typename Key, typename Each>
+__device__ __forceinline__ Selection<Key> select(SelectShared& shared, int bits, int wanted, Each each) {
     Selection<Key> found{0, bits, wanted, false};
+#pragma unroll 1
     while (found.shift > 0 && !found.all) {
         const int width = found.shift < DIGIT_BITS ? found.shift : DIGIT_BITS, shift = found.shift - width;
         for (int i = threadIdx.x; i < DIGITS; i += blockDim.x) shared.counts[i] = 0;
         __syncthreads();
-        each_of_line(x, len, [&](int64_t i, Rank rank) {
-            Key own = 0;
-            bool counts = i < len && key(i, rank, own);
-            if (found.shift < bits) counts = counts && own >> found.shift == found.prefix;
-            const uint32_t digit = counts ? static_cast<uint32_t>(own >> shift) & ((1u << width) - 1) : DIGITS;
+        each([&](bool counts, Key key) {
+            if (found.shift < bits) counts = counts && key >> found.shift == found.prefix;
+            const uint32_t digit = counts ? static_cast<uint32_t>(key >> shift) & ((1u << width) - 1) : DIGITS;
             // Many are the same where a line is masked.
             int same;
             __match_all_sync(~0u, digit, &same);
@@ -201,9 +123,12 @@ __device__ __forceinline__ Selection<Key> select(SelectShared& shared, const T* 
     return found;
 }
 
-// Greatest first, a power of two of them
+// Greatest first; there is room for the power of two from `count` on.
 template <typename C>
-__device__ __forceinline__ void sort(C* candidates, int count) {
+__device__ __forceinline__ void sort(C* candidates, int found) {
+    int count = 1;
+    while (count < found) count *= 2;
+    for (int i = found + threadIdx.x; i < count; i += blockDim.x) candidates[i] = C::empty();
     for (int size = 2; size <= count; size *= 2) {
         for (int apart = size / 2; apart > 0; apart /= 2) {
             __syncthreads();
@@ -218,59 +143,156 @@ __device__ __forceinline__ void sort(C* candidates, int count) {
     __syncthreads();
 }
 
-// Dynamic shared memory: what is selected by, and then the candidates, as many as the power of two from k on.
+constexpr int MOST_OF_WARP = 16;
+
+// The `wanted`-th greatest of what a block's threads have, or less if a warp has more than twice its share of the greatest, of which only so many
+// are looked at. `shared` has room for MOST_OF_WARP of each warp, and one more.
+__device__ __forceinline__ int share_of_warp(int wanted) { return (2 * wanted + blockDim.x / 32 - 1) / (blockDim.x / 32); }
+template <typename Rank>
+__device__ __forceinline__ Rank threshold_of(Rank own, int wanted, Rank* shared) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = share_of_warp(wanted), count = share * (blockDim.x / 32);
+    for (int n = 0; n < share; n++) {
+        const Rank greatest = greatest_of<32>(own);
+        if (lane == __ffs(__ballot_sync(~0u, own == greatest)) - 1) {
+            shared[warp * share + n] = own;
+            own = 0;
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+        const Rank one = shared[i];
+        int before = 0;
+        for (int j = 0; j < count; j++) before += shared[j] > one || (shared[j] == one && j < i);
+        if (before == wanted - 1) shared[count] = one;
+    }
+    __syncthreads();
+    return shared[count];
+}
+
+// What a block or cluster collects, in the first block's memory.
+template <typename C>
+struct Collection {
+    C* candidates;
+    uint32_t* count;
+    uint32_t room;
+
+    // By all lanes of a warp
+    __device__ __forceinline__ void add(bool wanted, const C& candidate) const {
+        const unsigned all = __ballot_sync(~0u, wanted);
+        if (all == 0) return;
+        const int lane = threadIdx.x % 32, first = __ffs(all) - 1;
+        uint32_t at = 0;
+        if (lane == first) at = atomicAdd(count, __popc(all));
+        at = __shfl_sync(~0u, at, first) + __popc(all & ((1u << lane) - 1));
+        if (wanted && at < room) candidates[at] = candidate;
+    }
+};
+
+// Dynamic shared memory: what is selected by, and then the candidates, as many as it has room for, at least the power of two from k on.
 template <typename T>
-__device__ __forceinline__ void rows(const T* x, uint32_t* out, int64_t len, int k) {
-    using C = Candidate<Real<T>>;
+__device__ __forceinline__ void rows(const T* x, const TopK<T>& call, int64_t len) {
+    using R = Real<T>;
     using Rank = RankOf<T>;
+    using C = Candidate<Rank>;
+    constexpr int MAX_BLOCKS = 16;
     extern __shared__ uint4 dynamic[];
     __shared__ uint32_t collected;
+    __shared__ Rank thresholds[MAX_BLOCKS];
+    __shared__ R sums[MAX_BLOCKS];
     auto& shared = *reinterpret_cast<SelectShared*>(dynamic);
     auto* candidates = reinterpret_cast<C*>(dynamic);
     const int64_t line = blockIdx.x / Cluster::blocks();
+    const int k = call.k, blocks = Cluster::blocks(), of_block = (k + blocks - 1) / blocks;
     x += line * len;
-    const auto ranks = select<Rank>(shared, x, len, RANK_BITS<T>, k, [](int64_t, Rank rank, Rank& key) {
-        key = rank;
-        return true;
-    });
-    // Of more equal ones than are wanted, those whose places are lowest
-    const int bits = 32 - __clz(static_cast<int>(len - 1) | 1);
-    const uint32_t last = (uint64_t(1) << bits) - 1;
-    Selection<uint32_t> places{0, 0, 0, true};
-    if (!ranks.all) {
-        places = select<uint32_t>(shared, x, len, bits, ranks.wanted, [&](int64_t i, Rank rank, uint32_t& key) {
-            key = last - static_cast<uint32_t>(i);
-            return rank == ranks.prefix;
-        });
-    }
-    int count = 1;
-    while (count < k) count *= 2;
+    uint32_t bytes;
+    asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+    const uint32_t room = 1u << (31 - __clz(bytes / sizeof(C)));
+    const Collection<C> collection{Cluster::of_block(0, candidates), Cluster::of_block(0, &collected), room};
+
     if (threadIdx.x == 0) collected = 0;
-    for (int i = k + threadIdx.x; i < count; i += blockDim.x) candidates[i] = C::empty();
-    __syncthreads();
+    // Which are collected: those of ranks, and of equal ones the first places
+    Selection<Rank> ranks{0, 0, 0, true}, places{0, 0, 0, true};
+    bool selects = share_of_warp(of_block) > MOST_OF_WARP;
+    if (!selects) {
+        Rank greatest = 0;
+        each_of_line(x, len, [&](int64_t i, Rank rank) { greatest = i < len && rank > greatest ? rank : greatest; });
+        Rank threshold = threshold_of(greatest, of_block, reinterpret_cast<Rank*>(dynamic));
+        Cluster::sync();  // all blocks have begun
+        if (threadIdx.x < blocks) *Cluster::of_block(threadIdx.x, &thresholds[Cluster::rank()]) = threshold;
+        __syncthreads();
+        Cluster::sync();
+        for (int block = 0; block < blocks; block++) threshold = thresholds[block] < threshold ? thresholds[block] : threshold;
+        ranks.prefix = threshold;
+    }
+    const int bits = 32 - __clz(static_cast<int>(len - 1) | 1);
+    const Rank last = (uint64_t(1) << bits) - 1;
+    uint32_t found;
+#pragma unroll 1
+    while (true) {
+        if (selects) {
+            // By ranks, and then the rest of those of the last rank by places
+#pragma unroll 1
+            for (int by_place = 0; by_place < 2; by_place++) {
+                if (by_place && ranks.all) break;
+                const auto selection = select<Rank>(shared, by_place ? bits : RANK_BITS<T>, by_place ? ranks.wanted : k, [&](auto f) {
+                    each_of_line(x, len, [&](int64_t i, Rank rank) {
+                        f(i < len && (!by_place || rank == ranks.prefix), by_place ? last - static_cast<Rank>(i) : rank);
+                    });
+                });
+                (by_place ? places : ranks) = selection;
+            }
+            if (threadIdx.x == 0) collected = 0;
+            __syncthreads();
+            Cluster::sync();
+        }
+        const Rank least = ranks.prefix << ranks.shift;
+        each_of_line(x, len, [&](int64_t i, Rank rank) {
+            const bool first = ranks.all || rank > least || (last - static_cast<Rank>(i)) >> places.shift >= places.prefix;
+            collection.add(i < len && rank >= least && first, {rank, static_cast<uint32_t>(i)});
+        });
+        __syncthreads();
+        Cluster::sync();
+        found = *collection.count;
+        if (found <= room) break;
+        Cluster::sync();  // all have read it
+        selects = true;
+    }
     Cluster::sync();
-    // Into the first block's memory
-    C* there = Cluster::of_block(0, candidates);
-    uint32_t* number = Cluster::of_block(0, &collected);
-    each_of_line(x, len, [&](int64_t i, Rank rank) {
-        const Rank prefix = rank >> ranks.shift;
-        const bool equal = prefix == ranks.prefix && !ranks.all;
-        const bool selected = equal ? (last - static_cast<uint32_t>(i)) >> places.shift >= places.prefix : prefix >= ranks.prefix;
-        if (i < len && selected) there[atomicAdd(number, 1u)] = {rank, static_cast<uint32_t>(i)};
-    });
-    Cluster::sync();
+    if (Cluster::rank() == 0) sort(candidates, found);
+    if (!call.renormalise) {
+        Cluster::sync();
+        const R max = number_of<T>(Cluster::of_block(0, candidates)->rank);
+        auto sum = CompensatedSum<R>::empty();
+        each_of_line(x, len, [&](int64_t i, Rank rank) {
+            if (i < len) sum.add(quick_exponential(number_of<T>(rank) - max));
+        });
+        const R of_block = group_sum(sum.value(), blockDim.x);
+        if (threadIdx.x == 0) *Cluster::of_block(0, &sums[Cluster::rank()]) = of_block;
+        __syncthreads();
+        Cluster::sync();
+    }
     if (Cluster::rank() > 0) return;
-    sort(candidates, count);
-    for (int i = threadIdx.x; i < k; i += blockDim.x) out[line * k + i] = candidates[i].place;
+    const R max = number_of<T>(candidates[0].rank);
+    const auto exponential_of = [&](int i) { return quick_exponential(number_of<T>(candidates[i].rank) - max); };
+    R sum = 0;
+    if (call.renormalise) {
+        for (int i = threadIdx.x; i < k; i += blockDim.x) sum += exponential_of(i);
+        sum = group_sum(sum, blockDim.x);
+    } else {
+        for (unsigned block = 0; block < Cluster::blocks(); block++) sum += sums[block];
+    }
+    const R inverse = reciprocal(sum);
+    for (int i = threadIdx.x; i < k; i += blockDim.x) {
+        call.weights[line * k + i] = Element<T>::write(exponential_of(i) * inverse);
+        call.places[line * k + i] = candidates[i].place;
+    }
+    if (call.sums && threadIdx.x == 0) call.sums[line] = sum;
 }
 
-#define KERNELS(dtype, T)                                                                         \
-    extern "C" __global__ void __launch_bounds__(128)                                             \
-        top_k_short_rows_##dtype(const T* x, uint32_t* out, int64_t lines, int64_t len, int k) {  \
-        short_rows(x, out, lines, static_cast<int>(len), k);                                      \
-    }                                                                                             \
-    extern "C" __global__ void __launch_bounds__(TOP_K_THREADS)                                   \
-        top_k_rows_##dtype(const T* x, uint32_t* out, int64_t lines, int64_t len, int k) {        \
-        rows(x, out, len, k);                                                                     \
+#define KERNELS(dtype, T)                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(TOP_K_THREADS, 4)                                                                 \
+        top_k_rows_##dtype(const T* x, T* weights, uint32_t* places, Real<T>* sums, int64_t lines, int64_t len, int k,             \
+                           int renormalise) {                                                                                      \
+        rows(x, TopK<T>{weights, places, sums, k, renormalise != 0}, len);                                                         \
     }
 FOR_EACH_DTYPE(KERNELS)

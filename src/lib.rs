@@ -46,6 +46,7 @@ mod state;
 mod statistics;
 #[doc(hidden)]
 pub mod testing;
+mod top_k;
 
 pub use builder::Softmax;
 pub use fused::MaskedRows;

@@ -7,7 +7,8 @@
 use crate::composed;
 use crate::lines::{from_end, resolve_dim};
 use crate::op::{check_dtype, Output, SoftmaxOp};
-use crate::statistics::{LogSumExp, TopK};
+use crate::statistics::LogSumExp;
+use crate::top_k::TopK;
 use candle_core::{shape::Dim, Result, Tensor, D};
 
 fn apply(xs: &Tensor, dim: impl Dim, name: &'static str, output: Output) -> Result<Tensor> {
@@ -132,8 +133,10 @@ pub fn logsumexp_keepdim<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
 /// have no gradient. With `renormalise` the weights are the softmax of the k logits among themselves, else their share in
 /// the softmax of all n. NaN counts as greater than +∞, as in `torch.topk`, and gives NaN weights.
 ///
-/// On CUDA lines of up to 1024 are read once, and longer ones as often as there are digits that decide which are the greatest (radix select; Alabi
-/// et al., 2012), two to four times for most; more than 2048 places are found on the CPU.
+/// Both results are written by one kernel, and the gradient of the logits by another: w·(g − Σ g·w) at the places, w the weights and g their
+/// gradient, and elsewhere 0 or, not renormalised, −p·Σ g·w, p an element's own share. On CUDA lines of up to 1024 (f64: 256) are read once,
+/// longer ones twice for most, and where very many of their elements are equal as often as there are digits that decide which are the greatest
+/// (radix select; Alabi et al., 2012); for weights that are not renormalised once more. More than 2048 places are found on the CPU.
 ///
 /// # Errors
 /// If `k` is not in 1 to n, and where [`softmax`] is an error; on Metal.
@@ -161,13 +164,7 @@ pub fn topk_softmax(logits: &Tensor, k: usize, renormalise: bool) -> Result<(Ten
         let places = Tensor::zeros(weights.shape(), candle_core::DType::U32, logits.device())?;
         return Ok((weights, places));
     }
-    let logits = logits.contiguous()?;
-    let places = logits.apply_op1_no_bwd(&TopK { name, k })?;
-    let weights = match renormalise {
-        true => softmax(&logits.gather(&places, dim)?, dim)?,
-        false => softmax(&logits, dim)?.gather(&places, dim)?,
-    };
-    Ok((weights, places))
+    TopK::of(&logits.contiguous()?, name, k, renormalise)
 }
 
 /// [`softmax`] written over `xs` itself, which saves the memory of a result and the time to get it: for callers who have

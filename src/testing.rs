@@ -3,6 +3,7 @@
 use crate::lines::resolve_dim;
 use crate::op::{Output, Schedule, SoftmaxBackward, SoftmaxOp};
 use crate::statistics::{Classes, LineStatistics, LossBackward};
+use crate::top_k::TopK;
 use crate::{composed, Softmax};
 use candle_core::{CustomOp1, Result, Tensor, D};
 
@@ -70,6 +71,16 @@ pub fn builder_backward(softmax: &Softmax, scores: &Tensor, g: &Tensor) -> Resul
         Some(gradient) => Ok(gradient),
         None => candle_core::bail!("softmax: no gradient of the scores"),
     }
+}
+
+/// The kernel behind the gradient of the logits of a top-k, given that of the weights.
+pub fn top_k_backward(logits: &Tensor, k: usize, renormalise: bool) -> Result<impl Fn(&Tensor) -> Result<Tensor>> {
+    let op = TopK::new("topk-softmax", k, renormalise, true);
+    let (logits, weights) = (logits.clone(), logits.apply_op1_no_bwd(&op)?);
+    Ok(move |g: &Tensor| match op.bwd(&logits, &weights, g)? {
+        Some(gradient) => Ok(gradient),
+        None => candle_core::bail!("topk-softmax: no gradient of the logits"),
+    })
 }
 
 /// The two kernels behind a cross-entropy.

@@ -77,11 +77,21 @@ pub const OWN_CALLS: &[&str] = &[
     "softcap backward",
     "cross_entropy kernel",
     "cross_entropy kernels with backward",
-    OF_LAST_DIMENSION,
+    TOP_K,
+    TOP_K_OF_ALL,
+    "topk_softmax backward",
+    "topk_softmax of all backward",
 ];
-/// … along the last one: of 8 in lines of up to 1024, which a router has, and of 50 in longer ones.
+/// … along the last one: of 8 in lines of up to 1024, which a router has, and of 50 in longer ones, renormalised and not.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-pub const OF_LAST_DIMENSION: &str = "topk_softmax";
+const TOP_K: &str = "topk_softmax";
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+const TOP_K_OF_ALL: &str = "topk_softmax of all";
+
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub fn is_of_last_dimension(call: &str) -> bool {
+    call.starts_with(TOP_K)
+}
 
 /// On the CPU: calls of the builder to be timed beside plain softmax, by name.
 pub struct CpuAround {
@@ -247,9 +257,15 @@ pub fn call(name: &str, dims: &[usize], dim: usize, dtype: DType, device: &Devic
             Box::new(move || testing::softmax_backward(log, &y, &xs, dim))
         }
         "logsumexp" => Box::new(move || ops::logsumexp(&xs, dim)),
-        OF_LAST_DIMENSION => {
-            let k = if dims[dim] <= 1024 { 8 } else { 50 };
-            Box::new(move || Ok(ops::topk_softmax(&xs, k.min(xs.dim(dim)?), true)?.0))
+        top_k if is_of_last_dimension(top_k) => {
+            let k = (if dims[dim] <= 1024 { 8 } else { 50 }).min(dims[dim]);
+            let renormalise = !name.contains(TOP_K_OF_ALL);
+            if !name.ends_with(BACKWARD) {
+                return Ok(Box::new(move || Ok(ops::topk_softmax(&xs, k, renormalise)?.0)));
+            }
+            let backward = testing::top_k_backward(&xs, k, renormalise)?;
+            let g = ops::topk_softmax(&xs, k, renormalise)?.0.randn_like(0.0, 1.0)?;
+            Box::new(move || backward(&g))
         }
         "cross_entropy" | "cross_entropy kernel" | "cross_entropy kernels with backward" => {
             let lines = dims.iter().product::<usize>() / dims[dim];

@@ -1,6 +1,6 @@
 //! Measures on a CUDA device.
 
-use crate::around::{call, Call, AROUND, OF_LAST_DIMENSION, OWN_CALLS};
+use crate::around::{call, is_of_last_dimension, Call, AROUND, OWN_CALLS};
 use crate::report::{write_csv, Facts, Row, FIRST_CALL};
 use crate::shapes::{dim_name, shape_name, Own, Shape, CANDLE, CANDLE_LAST_DIM, GPU_SHAPES, OURS};
 use crate::{check, median, Args};
@@ -200,7 +200,7 @@ fn around_wanted(args: &Args) -> Result<Vec<(Shape, Vec<&'static str>)>> {
     let asked = |name: &str| args.calls.is_empty() || args.calls.iter().any(|call| call == name);
     let each = |(shape, calls): (Shape, &'static [&'static str])| {
         let last = shape.dim + 1 == shape.dims.len();
-        let calls = calls.iter().copied().filter(|&name| asked(name) && (last || name != OF_LAST_DIMENSION));
+        let calls = calls.iter().copied().filter(|&name| asked(name) && (last || !is_of_last_dimension(name)));
         let calls = calls.collect();
         (shape, calls)
     };

@@ -99,7 +99,7 @@ pub(super) unsafe fn one<S: Simd, T: Element>(from: *const T) -> T::Real {
 /// # Safety
 /// The CPU has the instructions of `S`, and `to` is valid for a write.
 #[inline(always)]
-unsafe fn put_one<S: Simd, T: Element>(x: T::Real, to: *mut T) {
+pub(super) unsafe fn put_one<S: Simd, T: Element>(x: T::Real, to: *mut T) {
     const MOST_LANES: usize = 16;
     const { assert!(T::Lanes::<S>::COUNT <= MOST_LANES) }
     let mut items = [const { MaybeUninit::<T>::uninit() }; MOST_LANES];

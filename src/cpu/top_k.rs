@@ -1,13 +1,14 @@
-//! The greatest elements of each line.
+//! The greatest elements of each line, their weights, and the gradient of all.
 
 use super::lanes::{each, Lanes, Pack, MAX_LANES};
 use super::level::{Level, Simd, Task};
 use super::memory::CacheLines;
 use super::memory::{filled, Elements};
-use super::rows::ahead;
-use super::statistics::one;
+use super::rows::{ahead, exp_sum, sum_of, sum_of_blocks};
+use super::statistics::{one, put_one};
 use super::{threads, Element, PART, TRADED};
 use crate::lines::Lines;
+use crate::op::Output;
 use crate::state::{Number, Real};
 use std::cmp::Reverse;
 use std::mem::MaybeUninit;
@@ -20,36 +21,62 @@ const FEW: usize = 16;
 /// Of longer lines so many elements are passed over together, where none of them can be among the greatest.
 const TOGETHER: usize = 64;
 
-/// The places of the `k` greatest elements of each contiguous line, greatest first, of equal ones the first first.
-pub(crate) fn top_k<T: Element + Into<f64>>(xs: &[T], lines: Lines, k: usize) -> Vec<u32>
+/// Of each contiguous line the `k` greatest elements, greatest first, of equal ones the first first: their weights in the softmax of the
+/// k or of all, their places, and the sum of exponentials that the weights are shares of.
+pub(crate) fn top_k<T: Element + Into<f64>>(
+    xs: &[T],
+    lines: Lines,
+    k: usize,
+    renormalise: bool,
+) -> (Vec<T>, Vec<u32>, Vec<T::Real>)
 where
     T::Real: Into<f64>,
 {
-    // SAFETY: every place of every line is written.
-    unsafe {
-        filled(lines.count() * k, |places| {
-            Level::best().run(TopK { xs: Elements::read(xs), places, len: lines.len, k })
+    let (xs, len) = (Elements::read(xs), lines.len);
+    let (mut places, mut sums) = (vec![], vec![]);
+    // SAFETY: every line has its places, weights and sum written.
+    let weights = unsafe {
+        filled(lines.count() * k, |weights| {
+            places = filled(lines.count() * k, |places| {
+                sums = filled(lines.count(), |sums| {
+                    Level::best().run(TopK { xs, weights, places, sums, len, k, renormalise })
+                })
+            })
         })
-    }
+    };
+    (weights, places, sums)
 }
 
-struct TopK<'a, T> {
+struct TopK<'a, T: Element> {
     xs: Elements<'a, T>,
+    weights: Elements<'a, T>,
     places: Elements<'a, u32>,
+    sums: Elements<'a, T::Real>,
     len: usize,
     k: usize,
+    renormalise: bool,
 }
 
 /// An element of a line: the greater, then the earlier ones come first.
 type Found = (Reverse<u64>, u32);
+
+/// Has `run` do `count` lines of `len` elements, by several threads if they are many.
+fn share_lines(count: usize, len: usize, run: impl Fn(Range<usize>) + Sync) {
+    let together = (PART / len).max(1);
+    let shared = threads::share(count * len, count.div_ceil(together), TRADED, &|task| {
+        run(task * together..count.min((task + 1) * together))
+    });
+    if !shared {
+        run(0..count)
+    }
+}
 
 impl<T: Element + Into<f64>> Task for TopK<'_, T>
 where
     T::Real: Into<f64>,
 {
     fn run<S: Simd>(self) {
-        let count = self.places.len() / self.k;
-        let run_lines = |lines: Range<usize>| {
+        share_lines(self.sums.len(), self.len, |lines| {
             // SAFETY: the level is one that the CPU has, and each line is visited once.
             unsafe {
                 S::enter(
@@ -57,14 +84,7 @@ where
                     || self.lines::<S>(lines),
                 )
             }
-        };
-        let together = (PART / self.len).max(1);
-        let shared = threads::share(count * self.len, count.div_ceil(together), TRADED, &|task| {
-            run_lines(task * together..count.min((task + 1) * together))
-        });
-        if !shared {
-            run_lines(0..count)
-        }
+        })
     }
 }
 
@@ -86,7 +106,44 @@ where
                 if !short || !self.one_by_one::<S>(xs, held, places) {
                     self.at_once::<S>(xs, &mut found, places);
                 }
+                self.weigh::<S>(line, xs, places);
             }
+        }
+    }
+
+    /// Writes the weights of the elements at `places` of the line at `xs`, and the sum.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, the line is there, `places` are places in it, and no other thread has this line.
+    #[inline(always)]
+    unsafe fn weigh<S: Simd>(&self, line: usize, xs: *const T, places: *const u32) {
+        let k = self.k;
+        let weights = self.weights.at(line * k, k);
+        // SAFETY of the block: as promised by the caller; the weights are written before they are read, and there is one sum.
+        unsafe {
+            for n in 0..k {
+                weights.add(n).write(*xs.add(*places.add(n) as usize));
+            }
+            let max = one::<S, T>(weights);
+            let (shared, len) = if self.renormalise { (weights.cast_const(), k) } else { (xs, self.len) };
+            let sum = sum_of_blocks::<T::Lanes<S>>(
+                len,
+                #[inline(always)]
+                |start, count| exp_sum::<S, T>(shared.add(start), count, max, ahead::<T>(), |_, _, _| ()),
+            );
+            self.sums.at(line, 1).write(sum);
+            let scale = T::Lanes::<S>::splat(Output::Probability.scale::<T::Lanes<S>>(sum));
+            let max = T::Lanes::<S>::splat(max);
+            T::write_fours::<S>(
+                weights,
+                k,
+                false,
+                #[inline(always)]
+                |i, count| {
+                    let x = T::read::<S>(weights.add(i), count, T::Real::NEG_INFINITY);
+                    Output::Probability.of(x - max, scale)
+                },
+            );
         }
     }
 
@@ -201,6 +258,107 @@ where
         for (n, &(_, place)) in found.iter().enumerate() {
             // SAFETY: there are as many places, by the caller's promise.
             unsafe { *places.add(n) = place };
+        }
+    }
+}
+
+/// The gradient of the elements, given the weights and the gradients of those at `places`, and the sums that the weights are shares of
+/// unless they are renormalised.
+pub(crate) fn top_k_backward<T: Element>(
+    xs: &[T],
+    [weights, gradients]: [&[T]; 2],
+    places: &[u32],
+    sums: Option<&[T::Real]>,
+    lines: Lines,
+) -> Vec<T> {
+    let (xs, weights, gradients) = (Elements::read(xs), Elements::read(weights), Elements::read(gradients));
+    // SAFETY: every element is of one line, and every line is written.
+    unsafe {
+        filled(lines.elem_count(), |out| {
+            Level::best().run(TopKBackward { xs, weights, gradients, places, sums, out, lines })
+        })
+    }
+}
+
+struct TopKBackward<'a, T: Element> {
+    xs: Elements<'a, T>,
+    weights: Elements<'a, T>,
+    gradients: Elements<'a, T>,
+    places: &'a [u32],
+    sums: Option<&'a [T::Real]>,
+    out: Elements<'a, T>,
+    lines: Lines,
+}
+
+impl<T: Element> Task for TopKBackward<'_, T> {
+    fn run<S: Simd>(self) {
+        share_lines(self.lines.count(), self.lines.len, |lines| {
+            // SAFETY: the level is one that the CPU has, and each line is visited once.
+            unsafe {
+                S::enter(
+                    #[inline(always)]
+                    || lines.for_each(|line| self.line::<S>(line)),
+                )
+            }
+        })
+    }
+}
+
+impl<T: Element> TopKBackward<'_, T> {
+    /// # Safety
+    /// The CPU has the instructions of `S`, and no other thread has this line.
+    #[inline(always)]
+    unsafe fn line<S: Simd>(&self, line: usize) {
+        let (len, k) = (self.lines.len, self.places.len() / self.lines.count());
+        let places = &self.places[line * k..][..k];
+        assert!(places.iter().all(|&place| (place as usize) < len), "a place outside the line");
+        let (weights, gradients) = (self.weights.at(line * k, k), self.gradients.at(line * k, k));
+        let (xs, out) = (self.xs.at(line * len, len), self.out.at(line * len, len));
+        let zero = T::Real::ZERO;
+        // SAFETY of the block: what is read and written is of this line, whose places are checked; the rest by the caller's promise.
+        unsafe {
+            let dot = sum_of_blocks::<T::Lanes<S>>(
+                k,
+                #[inline(always)]
+                |start, count| {
+                    sum_of::<T::Lanes<S>>(
+                        count,
+                        #[inline(always)]
+                        |i, count| {
+                            T::read::<S>(weights.add(start + i), count, zero)
+                                * T::read::<S>(gradients.add(start + i), count, zero)
+                        },
+                    )
+                },
+            );
+            let dot_of_each = T::Lanes::<S>::splat(dot);
+            match self.sums {
+                None => T::write_fours::<S>(
+                    out,
+                    len,
+                    false,
+                    #[inline(always)]
+                    |_, _| T::Lanes::<S>::splat(zero),
+                ),
+                Some(sums) => {
+                    let max = T::Lanes::<S>::splat(one::<S, T>(xs.add(places[0] as usize)));
+                    let scale = T::Lanes::<S>::splat(Output::Probability.scale::<T::Lanes<S>>(sums[line]));
+                    T::write_fours::<S>(
+                        out,
+                        len,
+                        false,
+                        #[inline(always)]
+                        |i, count| {
+                            let x = T::read::<S>(xs.add(i), count, zero);
+                            T::Lanes::<S>::splat(zero) - Output::Probability.of(x - max, scale) * dot_of_each
+                        },
+                    )
+                }
+            }
+            for (n, &place) in places.iter().enumerate() {
+                let (w, g) = (one::<S, T>(weights.add(n)), one::<S, T>(gradients.add(n)));
+                put_one::<S, T>(w * (g - dot), out.add(place as usize));
+            }
         }
     }
 }

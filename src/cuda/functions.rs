@@ -152,7 +152,8 @@ impl Key {
             Kernel::LossBackwardShortRows => "loss_backward_short_rows".into(),
             Kernel::LossBackwardColumns { pairs } => format!("loss_backward_columns{}", of_pairs(pairs)),
             Kernel::TopKRows => "top_k_rows".into(),
-            Kernel::TopKShortRows => "top_k_short_rows".into(),
+            Kernel::TopKShortRows { most } => format!("top_k_short_rows_{most}"),
+            Kernel::TopKBackward => "top_k_backward".into(),
         };
         format!("{name}_{}", self.dtype)
     }
@@ -312,7 +313,7 @@ mod tests {
             Kernel::LossBackwardRows,
             Kernel::LossBackwardShortRows,
             Kernel::TopKRows,
-            Kernel::TopKShortRows,
+            Kernel::TopKBackward,
         ];
         let in_groups = |pairs| {
             [
@@ -324,6 +325,7 @@ mod tests {
             ]
         };
         kernels.extend(in_groups(false));
+        kernels.extend([32, 64, 128, 256].map(|most| Kernel::TopKShortRows { most }));
         for whole in [true, false] {
             kernels.extend([8, 16].map(|count| Kernel::Warp { count, whole }));
             kernels.extend([Kernel::SplitStates { whole }, Kernel::SplitApply { whole }]);
@@ -352,6 +354,7 @@ mod tests {
             let (whole, any) = (true, false);
             let wide: &[Kernel] = match dtype {
                 "f32" => &[
+                    Kernel::TopKShortRows { most: 1024 },
                     Kernel::FewRows { columns: 4, rows: 4, whole },
                     Kernel::FewRows { columns: 4, rows: 8, whole },
                     Kernel::FewRows { columns: 1, rows: 4, whole: any },
@@ -397,6 +400,7 @@ mod tests {
                     Kernel::Cluster { count: 32, whole: any },
                 ],
                 _ => &[
+                    Kernel::TopKShortRows { most: 1024 },
                     Kernel::FewRows { columns: 8, rows: 4, whole },
                     Kernel::FewRows { columns: 8, rows: 8, whole },
                     Kernel::FewRows { columns: 2, rows: 4, whole: any },

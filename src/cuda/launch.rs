@@ -516,30 +516,102 @@ pub(super) fn loss_backward<T: CudaElement>(
     unsafe { launch(&stream, key, device, plan, arguments) }
 }
 
-/// The places of the `k` greatest elements of each line.
+/// Where the greatest elements of each line go.
+pub(super) struct TopKResults<'a, T: CudaElement> {
+    pub weights: CudaViewMut<'a, T>,
+    pub places: CudaViewMut<'a, u32>,
+    /// The sums of exponentials that the weights are shares of.
+    pub sums: Option<CudaViewMut<'a, T::Real>>,
+}
+
+/// The weights and places of the `k` greatest elements of each line.
 pub(super) fn top_k<T: CudaElement>(
     device: &CudaDevice,
     x: CudaView<'_, T>,
-    out: &mut CudaViewMut<'_, u32>,
+    mut results: TopKResults<'_, T>,
+    lines: Lines,
+    plan: Plan,
+    k: usize,
+    renormalise: bool,
+) -> Result<()> {
+    check_lengths(lines, [x.len()])?;
+    check_count(lines)?;
+    let count = lines.count();
+    if lines.inner != 1
+        || lines.len > u32::MAX as usize
+        || k > lines.len.min(MOST_TOP_K)
+        || [results.weights.len(), results.places.len()] != [k * count; 2]
+        || results.sums.as_ref().is_some_and(|sums| sums.len() != count)
+    {
+        candle_core::bail!("candle-softmax: {} places for the {k} greatest of {lines:?}", results.places.len())
+    }
+    let stream = device.cuda_stream();
+    let (x, _x_read) = x.device_ptr(&stream);
+    let (weights, _weights_written) = results.weights.device_ptr_mut(&stream);
+    let (places, _places_written) = results.places.device_ptr_mut(&stream);
+    let sums = results.sums.as_mut().map(|sums| sums.device_ptr_mut(&stream));
+    let arguments = Arguments::new()
+        .push(x)
+        .push(weights)
+        .push(places)
+        .push(sums.as_ref().map_or(0, |(sums, _written)| *sums))
+        .push(count as u64)
+        .push(lines.len as u64)
+        .push(k as u64)
+        .push(renormalise as u64);
+    let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
+    // SAFETY: these are the parameters of the kernels, and the lengths are checked above.
+    unsafe { launch(&stream, key, device, plan, arguments) }
+}
+
+/// What the gradient of the elements is made of.
+pub(super) struct TopKFound<'a, T: CudaElement> {
+    pub x: CudaView<'a, T>,
+    pub weights: CudaView<'a, T>,
+    pub gradients: CudaView<'a, T>,
+    pub places: CudaView<'a, u32>,
+    pub sums: Option<CudaView<'a, T::Real>>,
+}
+
+/// The gradient of the elements, given those of the weights of the `k` greatest of each line.
+pub(super) fn top_k_backward<T: CudaElement>(
+    device: &CudaDevice,
+    found: TopKFound<'_, T>,
+    grad: &mut CudaViewMut<'_, T>,
     lines: Lines,
     plan: Plan,
     k: usize,
 ) -> Result<()> {
-    check_lengths(lines, [x.len()])?;
+    check_lengths(lines, [found.x.len(), grad.len()])?;
     check_count(lines)?;
+    let count = lines.count();
     if lines.inner != 1
-        || lines.len > u32::MAX as usize
-        || k > lines.len.min(MOST_TOP_K)
-        || out.len() != k * lines.count()
+        || [found.weights.len(), found.gradients.len(), found.places.len()] != [k * count; 3]
+        || found.sums.as_ref().is_some_and(|sums| sums.len() != count)
     {
-        candle_core::bail!("candle-softmax: {} places for the {k} greatest of {lines:?}", out.len())
+        candle_core::bail!("candle-softmax: {} places of the {k} greatest of {lines:?}", found.places.len())
     }
     let stream = device.cuda_stream();
-    let (x, _x_read) = x.device_ptr(&stream);
-    let (out, _out_written) = out.device_ptr_mut(&stream);
-    let arguments = Arguments::new().push(x).push(out).push(lines.count() as u64).push(lines.len as u64).push(k as u64);
+    let (x, _x_read) = found.x.device_ptr(&stream);
+    let (weights, _weights_read) = found.weights.device_ptr(&stream);
+    let (gradients, _gradients_read) = found.gradients.device_ptr(&stream);
+    let (places, _places_read) = found.places.device_ptr(&stream);
+    let sums = found.sums.as_ref().map(|sums| sums.device_ptr(&stream));
+    let (grad, _grad_written) = grad.device_ptr_mut(&stream);
+    let arguments = Arguments::new()
+        .push(x)
+        .push(weights)
+        .push(gradients)
+        .push(places)
+        .push(sums.as_ref().map_or(0, |(sums, _read)| *sums))
+        .push(grad)
+        .push(count as u64)
+        .push(lines.len as u64)
+        .push(k as u64)
+        .push(plan.parameter as u64);
     let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
-    // SAFETY: these are the parameters of the kernels, and the lengths are checked above.
+    // SAFETY: these are the parameters of the kernel, and the lengths are checked above; a place outside its line is of no part of it, and
+    // only the first of a line is read at.
     unsafe { launch(&stream, key, device, plan, arguments) }
 }
 

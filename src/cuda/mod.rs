@@ -6,9 +6,11 @@ mod launch;
 mod plan;
 mod registers;
 mod statistics;
+mod top_k;
 
 pub(crate) use plan::MOST_TOP_K;
-pub(crate) use statistics::{line_statistics, log_sum_exp, loss_backward, top_k};
+pub(crate) use statistics::{line_statistics, log_sum_exp, loss_backward};
+pub(crate) use top_k::{top_k, top_k_backward};
 
 use crate::lines::{unsupported_dtype, Contiguous, Lines};
 use crate::op::{Output, SoftmaxOp};

@@ -1,4 +1,4 @@
-//! Log-sum-exp, the statistics of a loss and their backward, and top-k on CUDA.
+//! Log-sum-exp, the statistics of a loss and their backward on CUDA.
 
 use super::{alignment, by_dtype, contiguous, elements, functions, launch, new_storage, plan};
 use super::{CudaElement, Elements};
@@ -10,8 +10,8 @@ use candle_core::cuda_backend::CudaDType;
 use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Storage, StorageRef, Tensor};
 use half::{bf16, f16};
 
-/// Logits, or statistics: a storage and where in it they are.
-type Operand<'a> = (&'a CudaStorage, &'a Layout);
+/// A storage, and where in it logits, or statistics, or others' gradients are.
+pub(super) type Operand<'a> = (&'a CudaStorage, &'a Layout);
 
 /// Log-sum-exp of each line, in the dtype of `x`.
 pub(crate) fn log_sum_exp(name: &'static str, lines: Lines, x: Operand) -> Result<CudaStorage> {
@@ -76,21 +76,8 @@ pub(crate) fn loss_backward(
     by_dtype!(name, x.0.dtype(), run(name, lines, x, statistics, classes))
 }
 
-/// The places of the `k` greatest elements of each line, u32, up to [`MOST_TOP_K`](plan::MOST_TOP_K).
-pub(crate) fn top_k(name: &'static str, lines: Lines, x: Operand, k: usize) -> Result<CudaStorage> {
-    fn run<T: CudaElement>(name: &'static str, lines: Lines, (x, layout): Operand, k: usize) -> Result<CudaStorage> {
-        new_storage::<u32>(x.device(), one_each(lines, k), |out| {
-            let device = x.device();
-            let x = contiguous(name, x, layout)?;
-            let plan = plan::top_k(lines, k, size_of::<T>(), functions::facts(device)?);
-            launch::top_k(device, elements::<T>(&x, lines)?, out, lines, plan, k)
-        })
-    }
-    by_dtype!(name, x.0.dtype(), run(name, lines, x, k))
-}
-
 /// As many numbers for each of the lines.
-fn one_each(lines: Lines, numbers: usize) -> Lines {
+pub(super) fn one_each(lines: Lines, numbers: usize) -> Lines {
     Lines { outer: lines.count(), len: numbers, inner: 1 }
 }
 
@@ -123,9 +110,9 @@ impl<'a> Stored<'a> {
     }
 }
 
-fn view<'a, T: CudaDType>((storage, layout): &'a (StorageRef<'_>, &Layout)) -> Result<CudaView<'a, T>> {
+pub(super) fn view<'a, T: CudaDType>((storage, layout): &'a (StorageRef<'_>, &Layout)) -> Result<CudaView<'a, T>> {
     let Storage::Cuda(storage) = &**storage else {
-        candle_core::bail!("candle-softmax: targets and weights must be on the logits' CUDA device")
+        candle_core::bail!("candle-softmax: what belongs to the logits must be on their CUDA device")
     };
     let (slice, range) = (storage.as_cuda_slice::<T>()?, layout.contiguous_offsets());
     match range.and_then(|(start, end)| slice.try_slice(start..end)) {

@@ -1,6 +1,6 @@
 //! The greatest logits against a full sort, and their weights and gradients.
 
-use crate::support::{devices, normal, reference, tensor, values, within_cap, DTYPES};
+use crate::support::{check_element, devices, normal, reference, tensor, values, within_cap, Op, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var, D};
 use candle_softmax::ops;
 use std::cmp::Ordering;
@@ -33,16 +33,13 @@ fn check(xs: &Tensor, k: usize) -> Result<()> {
             let exact = &sorted(line)[..k];
             assert_eq!(places, exact, "{what}");
             let chosen: Vec<f64> = exact.iter().map(|&i| line[i as usize]).collect();
-            let all: Vec<f64> = reference(line).map(|(p, ..)| p).collect();
-            let among: Vec<f64> = reference(&chosen).map(|(p, ..)| p).collect();
+            let all: Vec<_> = reference(line).collect();
+            let among: Vec<_> = reference(&chosen).collect();
             for (i, &found) in weights.iter().enumerate() {
-                let p = if renormalise { among[i] } else { all[exact[i] as usize] };
-                let bound = match xs.dtype() {
-                    DType::F64 => 1e-12 * p,
-                    DType::F32 => 1e-5 * p + 1e-40,
-                    _ => 8e-3 * p + 1e-7,
-                };
-                assert!((found - p).abs() <= bound || (found.is_nan() && p.is_nan()), "{what}: {found} for {p}");
+                let exact = if renormalise { among[i] } else { all[exact[i] as usize] };
+                if let Err(error) = check_element(Op::Softmax, xs.dtype(), found, exact) {
+                    panic!("{what}, renormalised {renormalise}, place {i}: {error}");
+                }
             }
         }
     }
@@ -151,6 +148,79 @@ fn gradients() -> Result<()> {
                 let slope = (above - loss(&moved)?) / 2e-6;
                 assert!((found - slope).abs() < 1e-7, "{renormalise}, element {i}: {found} for {slope}");
             }
+        }
+    }
+    Ok(())
+}
+
+/// Of every dtype, of lines of a warp, a block and several, and of more places than a block finds; logits with a layout of their own.
+#[test]
+fn gradients_of_lines() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            for (lines, len, k) in
+                [(33, 8, 2), (5, 100, 8), (7, 300, 64), (3, 1000, 40), (2, 3000, 1), (1, 70_000, 50), (2, 3000, 2500)]
+            {
+                let logits = tensor(&normal(lines * len, 2.0, 9), (len, lines), dtype, &device)?;
+                let xs = Var::from_tensor(&logits)?;
+                let g = tensor(&normal(lines * k, 1.0, 10), (lines, k), dtype, &device)?;
+                let (inputs, g_values) = (values(&xs.t()?.contiguous()?)?, values(&g)?);
+                for renormalise in [true, false] {
+                    let what = format!("{device:?} {dtype:?} {lines} x {len}, k = {k}, {renormalise}");
+                    let (weights, places) = ops::topk_softmax(&xs.t()?, k, renormalise)?;
+                    assert!(weights.track_op() && !places.track_op());
+                    let grads = (weights * &g)?.sum_all()?.backward()?;
+                    let found = values(&grads.get(&xs).expect("a gradient").t()?.contiguous()?)?;
+                    let places = places.flatten_all()?.to_vec1::<u32>()?;
+                    let unit = match dtype {
+                        DType::F64 => 1e-14,
+                        DType::F32 => 1e-6,
+                        DType::F16 => 2e-3,
+                        _ => 1.6e-2,
+                    };
+                    for line in 0..lines {
+                        let (of_line, of_places) = (line * len..(line + 1) * len, line * k..(line + 1) * k);
+                        let (x, g, places) =
+                            (&inputs[of_line.clone()], &g_values[of_places.clone()], &places[of_places]);
+                        let chosen: Vec<f64> = places.iter().map(|&i| x[i as usize]).collect();
+                        let p: Vec<f64> = reference(x).map(|(p, ..)| p).collect();
+                        let w: Vec<f64> = match renormalise {
+                            true => reference(&chosen).map(|(p, ..)| p).collect(),
+                            false => places.iter().map(|&i| p[i as usize]).collect(),
+                        };
+                        let dot: f64 = w.iter().zip(g).map(|(w, g)| w * g).sum();
+                        let size: f64 = w.iter().zip(g).map(|(w, g)| (w * g).abs()).sum();
+                        let mut exact: Vec<(f64, f64)> = match renormalise {
+                            true => vec![(0.0, 0.0); len],
+                            false => p.iter().map(|p| (-p * dot, p * size)).collect(),
+                        };
+                        for ((&place, w), g) in places.iter().zip(w).zip(g) {
+                            exact[place as usize] = (w * (g - dot), w * (g.abs() + size));
+                        }
+                        for (i, (found, (exact, size))) in found[of_line].iter().zip(exact).enumerate() {
+                            let bound = unit * size + if dtype == DType::F16 { 1e-7 } else { 1e-38 };
+                            assert!((found - exact).abs() <= bound, "{what}, {line}, {i}: {found} for {exact}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A gradient that is there, of logits that are a part of another tensor, and none where nothing is tracked.
+#[test]
+fn gradients_of_a_part() -> Result<()> {
+    for device in devices() {
+        let xs = Var::from_tensor(&tensor(&normal(40, 1.0, 11), (4, 10), DType::F32, &device)?)?;
+        for renormalise in [true, false] {
+            let (weights, _) = ops::topk_softmax(&xs.narrow(0, 1, 2)?, 3, renormalise)?;
+            let grads = weights.sqr()?.sum_all()?.backward()?;
+            let found = values(grads.get(&xs).expect("a gradient"))?;
+            assert!(found[10..30].iter().any(|&g| g != 0.0));
+            assert!(found[..10].iter().chain(&found[30..]).all(|&g| g == 0.0));
+            assert!(!ops::topk_softmax(&xs.detach(), 3, renormalise)?.0.track_op());
         }
     }
     Ok(())

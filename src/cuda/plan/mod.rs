@@ -22,7 +22,7 @@ pub(crate) use columns::{narrow_units, NarrowUnits, MAX_BOX_ROWS, NARROW_ALONE, 
 pub(crate) use fused::{fused, WHOLE_BLOCK};
 use group::across_of;
 pub(crate) use softmax::{softmax, CHUNK_BYTES};
-pub(crate) use statistics::{loss_backward, statistics, top_k, MOST_TOP_K};
+pub(crate) use statistics::{loss_backward, statistics, top_k, top_k_backward, MOST_TOP_K};
 
 /// What of a device a plan depends on.
 #[derive(Clone, Copy, Debug)]
@@ -232,9 +232,13 @@ pub(crate) enum Kernel {
     LossBackwardColumns {
         pairs: bool,
     },
-    /// The greatest elements: one block or cluster, and one warp per contiguous line.
+    /// The greatest elements: one block or cluster, and one warp per contiguous line. And their backward: a warp to each part of a line.
     TopKRows,
-    TopKShortRows,
+    /// Of up to `most` elements.
+    TopKShortRows {
+        most: u16,
+    },
+    TopKBackward,
 }
 
 /// Which strips of lines side by side a kernel is for, as `kernels/hopper/strip_*.cu` have them.

@@ -22,12 +22,16 @@ pub(super) const STATISTICS_WORDS: usize = 16;
 const STATISTICS_PACKS: usize = 16;
 pub(super) const STATISTICS_BLOCK: usize = 128;
 const LOSS_BLOCK: usize = 256;
-/// Lines up to this length take a warp to find so many places at most. On an H100, us: 16384 x 128 with k 8 12, 4096 x 1000 with 50 66; 64 x 1000 with
-/// 1000 202, by a block 38.
-const SHORT_TOP_K: usize = 1024;
+/// Lines up to these lengths, f64 but the last, take so many lanes of a warp to find up to [`FEW_TOP_K`] places, as `kernels/top_k_short.cu` has
+/// them. On an H100, f32, us: 16384 x 8 by 8 lanes 3.3, by 16 5.0, 16384 x 64 by 16 7.7, by 32 10.6.
+const SHORT_TOP_K: [(usize, usize); 5] = [(32, 8), (64, 16), (128, WARP), (256, WARP), (1024, WARP)];
 const FEW_TOP_K: usize = 64;
-/// Elements of a thread of a block that selects: 4096 x 2048 with k 8 256 threads 76 us, 1024 threads 242.
+/// The elements that a warp writes the gradient of, as `kernels/top_k_backward.cu` has them.
+const TOP_K_GRADIENT: usize = 1024;
+/// Elements of a thread of a block that selects, and the most threads. On an H100, f32, k 50, us: 4096 x 2048 with 256 threads 82, 512 120; 1024 x 50257
+/// with 512 threads 190, 1024 207, 8 x 128256 in clusters of 16 20 and 24.
 const TOP_K_ELEMENTS: usize = 8;
+const TOP_K_BLOCK: usize = 512;
 /// Bytes that a block selects by: two numbers for each of 2048 digits, and 35 more.
 pub(super) const SELECT_BYTES: usize = (2 * 2048 + 35) * 4;
 /// The most places that a block finds, as `kernels/top_k.cu` has it: it sorts them in shared memory.
@@ -87,14 +91,25 @@ pub(crate) fn loss_backward(lines: Lines, elements: Elements, device: DeviceFact
     Plan { parameter: chunks as i32, ..plan }
 }
 
-/// The kernel for the places of the `k` greatest elements, up to [`MOST_TOP_K`], of contiguous lines of elements of `size` bytes.
+/// The kernel for the `k` greatest elements, up to [`MOST_TOP_K`], of contiguous lines of elements of `size` bytes.
 pub(crate) fn top_k(lines: Lines, k: usize, size: usize, device: DeviceFacts) -> Plan {
-    if lines.len <= SHORT_TOP_K && k <= FEW_TOP_K {
-        return plan(Kernel::TopKShortRows, lines.count().div_ceil(THREADS / WARP), THREADS);
+    let of_dtype = SHORT_TOP_K.iter().take(SHORT_TOP_K.len() - usize::from(size == 8));
+    let short = of_dtype.filter(|_| k <= FEW_TOP_K).find(|&&(most, _)| lines.len <= most);
+    if let Some(&(most, lanes)) = short {
+        let kernel = Kernel::TopKShortRows { most: most as u16 };
+        return plan(kernel, lines.count().div_ceil(THREADS / lanes), THREADS);
     }
-    let threads = lines.len.div_ceil(TOP_K_ELEMENTS).next_power_of_two().clamp(THREADS, MAX_BLOCK);
-    // A rank of 4 bytes (f64: 8) and a place each
-    let shared_bytes = (k.next_power_of_two() * 2 * size.max(4)).max(SELECT_BYTES) as u32;
+    let threads = lines.len.div_ceil(TOP_K_ELEMENTS).next_power_of_two().clamp(THREADS, TOP_K_BLOCK);
+    // A rank of 4 bytes (f64: 8) and a place each, and room for as many again that are found with them
+    let room = k.next_power_of_two() * if size == 8 { 1 } else { 2 };
+    let shared_bytes = (room * 2 * size.max(4)).max(SELECT_BYTES) as u32;
     let plan = Plan { shared_bytes, ..plan(Kernel::TopKRows, lines.count(), threads) };
     in_clusters(plan, blocks_of_few(lines, size, 2, device))
+}
+
+/// The kernel for the gradient of the elements, given those of the weights of the greatest.
+pub(crate) fn top_k_backward(lines: Lines) -> Plan {
+    let parts = lines.len.div_ceil(TOP_K_GRADIENT);
+    let plan = plan(Kernel::TopKBackward, (lines.count() * parts).div_ceil(THREADS / WARP), THREADS);
+    Plan { parameter: parts as i32, ..plan }
 }

@@ -538,8 +538,9 @@ fn plans_beside_softmax_cover_the_lines() {
                 (statistics(lines, elements, HOPPER), if inner > 1 { 512 } else { 1024 }),
                 (statistics(lines, elements, TURING), if inner > 1 { 512 } else { 1024 }),
                 (loss_backward(lines, elements, HOPPER), 512),
-                (top_k(lines, len.min(50), elements.size, HOPPER), 1024),
-                (top_k(lines, len.min(MOST_TOP_K), elements.size, HOPPER), 1024),
+                (top_k(lines, len.min(50), elements.size, HOPPER), 512),
+                (top_k(lines, len.min(MOST_TOP_K), elements.size, HOPPER), 512),
+                (top_k_backward(lines), 128),
             ] {
                 let what = format!("{lines:?} {elements:?} {plan:?}");
                 let (grid, block, group) = (plan.grid.0 as usize, plan.block as usize, 1 << plan.parameter.min(5));
@@ -563,9 +564,14 @@ fn plans_beside_softmax_cover_the_lines() {
                         assert!(chunks * block * LOSS_PACKS * 16 >= len * elements.size, "{what}");
                         grid / chunks
                     }
-                    Kernel::TopKShortRows => {
-                        assert!(len <= 1024, "{what}");
-                        grid * (block / WARP)
+                    Kernel::TopKBackward => {
+                        let parts = plan.parameter as usize;
+                        assert!(parts * 1024 >= len, "{what}");
+                        grid * (block / WARP) / parts
+                    }
+                    Kernel::TopKShortRows { most } => {
+                        assert!(len <= usize::from(most) && (most < 1024 || elements.size < 8), "{what}");
+                        grid * block / (usize::from(most) / 4).min(WARP)
                     }
                     Kernel::TopKRows => {
                         assert!(
@@ -643,8 +649,9 @@ fn long_lines_are_shared_by_a_block_and_few_by_a_large_one() {
     assert_eq!(plan(64, 128_256, F32).cluster, 1);
     assert_eq!(plan(8192, 64, F32).kernel, Kernel::StatisticsTile);
     assert_eq!(loss_backward(lines(4096, 128_256, 1), F32, HOPPER).parameter, 32);
-    assert_eq!(top_k(lines(4096, 64, 1), 8, 4, HOPPER).kernel, Kernel::TopKShortRows);
+    assert_eq!(top_k(lines(4096, 64, 1), 8, 4, HOPPER).kernel, Kernel::TopKShortRows { most: 64 });
     assert_eq!(top_k(lines(4096, 1000, 1), 1000, 4, HOPPER).kernel, Kernel::TopKRows);
+    assert_eq!(top_k(lines(4096, 257, 1), 8, 8, HOPPER).kernel, Kernel::TopKRows);
     assert_eq!(top_k(lines(8, 128_256, 1), 50, 4, HOPPER).cluster, 16);
     assert_eq!(top_k(lines(64, 128_256, 1), 50, 2, HOPPER).cluster, 2);
     assert_eq!(top_k(lines(1000, 128_256, 1), 50, 4, HOPPER).cluster, 1);
