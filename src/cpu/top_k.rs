@@ -6,9 +6,9 @@ use super::memory::CacheLines;
 use super::memory::{filled, Elements};
 use super::rows::{ahead, exp_sum, sum_of, sum_of_blocks};
 use super::statistics::{one, put_one};
-use super::{threads, Element, PART, TRADED};
+use super::{softmax_inplace, threads, Element, PART, TRADED};
 use crate::lines::Lines;
-use crate::op::Output;
+use crate::op::{Output, Schedule};
 use crate::state::{Number, Real};
 use std::cmp::Reverse;
 use std::mem::MaybeUninit;
@@ -22,7 +22,7 @@ const FEW: usize = 16;
 const TOGETHER: usize = 64;
 
 /// Of each contiguous line the `k` greatest elements, greatest first, of equal ones the first first: their weights in the softmax of the
-/// k or of all, their places, and the sum of exponentials that the weights are shares of.
+/// k or of all, their places, and, if it is of all, the sum of exponentials that the weights are shares of.
 pub(crate) fn top_k<T: Element + Into<f64>>(
     xs: &[T],
     lines: Lines,
@@ -32,18 +32,22 @@ pub(crate) fn top_k<T: Element + Into<f64>>(
 where
     T::Real: Into<f64>,
 {
-    let (xs, len) = (Elements::read(xs), lines.len);
-    let (mut places, mut sums) = (vec![], vec![]);
-    // SAFETY: every line has its places, weights and sum written.
-    let weights = unsafe {
-        filled(lines.count() * k, |weights| {
-            places = filled(lines.count() * k, |places| {
-                sums = filled(lines.count(), |sums| {
-                    Level::best().run(TopK { xs, weights, places, sums, len, k, renormalise })
-                })
+    let (xs, len, count) = (Elements::read(xs), lines.len, lines.count());
+    let (mut places, mut sums) = (vec![], vec![T::Real::ZERO; if renormalise { 0 } else { count }]);
+    // SAFETY: every line has its places and weights written.
+    let mut weights = unsafe {
+        filled(count * k, |weights| {
+            places = filled(count * k, |places| {
+                let sums = (!renormalise).then(|| Elements::write(&mut sums));
+                Level::best().run(TopK { xs, weights, places, sums, len, k })
             })
         })
     };
+    if renormalise {
+        // All of them, by what there is for short lines
+        let found = Lines { outer: count, len: k, inner: 1 };
+        softmax_inplace(&mut weights, found, Schedule::Reduce, Output::Probability);
+    }
     (weights, places, sums)
 }
 
@@ -51,10 +55,10 @@ struct TopK<'a, T: Element> {
     xs: Elements<'a, T>,
     weights: Elements<'a, T>,
     places: Elements<'a, u32>,
-    sums: Elements<'a, T::Real>,
+    /// The weights are of all elements of a line, whose sum is written; otherwise only the elements found, in place of their weights.
+    sums: Option<Elements<'a, T::Real>>,
     len: usize,
     k: usize,
-    renormalise: bool,
 }
 
 /// An element of a line: the greater, then the earlier ones come first.
@@ -76,7 +80,7 @@ where
     T::Real: Into<f64>,
 {
     fn run<S: Simd>(self) {
-        share_lines(self.sums.len(), self.len, |lines| {
+        share_lines(self.places.len() / self.k, self.len, |lines| {
             // SAFETY: the level is one that the CPU has, and each line is visited once.
             unsafe {
                 S::enter(
@@ -111,7 +115,7 @@ where
         }
     }
 
-    /// Writes the weights of the elements at `places` of the line at `xs`, and the sum.
+    /// Writes the elements at `places` of the line at `xs` or, if sums are asked for, their weights in all of the line.
     ///
     /// # Safety
     /// The CPU has the instructions of `S`, the line is there, `places` are places in it, and no other thread has this line.
@@ -124,14 +128,14 @@ where
             for n in 0..k {
                 weights.add(n).write(*xs.add(*places.add(n) as usize));
             }
+            let Some(sums) = self.sums else { return };
             let max = one::<S, T>(weights);
-            let (shared, len) = if self.renormalise { (weights.cast_const(), k) } else { (xs, self.len) };
             let sum = sum_of_blocks::<T::Lanes<S>>(
-                len,
+                self.len,
                 #[inline(always)]
-                |start, count| exp_sum::<S, T>(shared.add(start), count, max, ahead::<T>(), |_, _, _| ()),
+                |start, count| exp_sum::<S, T>(xs.add(start), count, max, ahead::<T>(), |_, _, _| ()),
             );
-            self.sums.at(line, 1).write(sum);
+            sums.at(line, 1).write(sum);
             let scale = T::Lanes::<S>::splat(Output::Probability.scale::<T::Lanes<S>>(sum));
             let max = T::Lanes::<S>::splat(max);
             T::write_fours::<S>(
