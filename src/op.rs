@@ -90,6 +90,7 @@ macro_rules! on_cpu {
         }
     };
 }
+pub(crate) use on_cpu;
 
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn no_cuda<T>(op: &'static str) -> Result<T> {

@@ -48,7 +48,7 @@ fn reduced(shape: &Shape, dim: usize) -> Shape {
     dims.into()
 }
 
-fn no_metal<T>(op: &'static str) -> Result<T> {
+pub(crate) fn no_metal<T>(op: &'static str) -> Result<T> {
     candle_core::bail!("{op}: there is no Metal kernel, move the tensors to the CPU")
 }
 

@@ -4,26 +4,24 @@ use crate::cpu::{self, Element};
 use crate::lines::{resolve_dim, unsupported_dtype, Contiguous, Lines};
 #[cfg(not(feature = "cuda"))]
 use crate::op::no_cuda;
+use crate::op::on_cpu;
+use crate::statistics::no_metal;
 use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
 use candle_core::{
-    bail, CpuStorage, CudaStorage, CustomOp1, CustomOp3, DType, Layout, MetalStorage, Result, Shape, Storage, Tensor,
+    bail, CpuStorage, CudaStorage, CustomOp1, CustomOp3, Layout, MetalStorage, Result, Shape, Storage, Tensor,
     WithDType, D,
 };
 use std::sync::{Arc, OnceLock};
-
-fn no_metal<T>(op: &'static str) -> Result<T> {
-    bail!("{op}: there is no Metal kernel, move the tensors to the CPU")
-}
 
 /// The weights of the `k` greatest elements of each line along the last dimension, of logits that are contiguous: a custom op has one
 /// result, so the rest goes to `found`.
 #[derive(Clone, Debug)]
 pub(crate) struct TopK {
-    name: &'static str,
-    k: usize,
+    pub name: &'static str,
+    pub k: usize,
     /// Whether weights are shares of the k, and not of all.
-    renormalise: bool,
+    pub renormalise: bool,
     /// Whether there may be a gradient.
     tracked: bool,
     found: Arc<OnceLock<Found>>,
@@ -59,7 +57,8 @@ impl TopK {
         }
     }
 
-    fn keeps_sums(&self) -> bool {
+    /// Whether the sums are asked for, which only that gradient needs.
+    pub fn keeps_sums(&self) -> bool {
         self.tracked && !self.renormalise
     }
 
@@ -129,7 +128,7 @@ impl CustomOp1 for TopK {
             let back = |results| storage.device().storage_from_cpu_storage_owned(results);
             (back(weights)?, back(places)?, sums.map(back).transpose()?)
         } else {
-            crate::cuda::top_k(self.name, lines, (storage, layout), self.k, self.renormalise, self.keeps_sums())?
+            crate::cuda::top_k(self, lines, (storage, layout))?
         };
         self.keep(lines, shape, results, Storage::Cuda)
     }
@@ -145,11 +144,11 @@ impl CustomOp1 for TopK {
 
     fn bwd(&self, arg: &Tensor, res: &Tensor, grad_res: &Tensor) -> Result<Option<Tensor>> {
         let backward = TopKBackward { found: self.found()?.clone() };
-        Ok(Some(arg.apply_op3(res, &grad_res.contiguous()?, backward)?))
+        Ok(Some(arg.apply_op3(res, grad_res, backward)?))
     }
 }
 
-/// The gradient of the logits x, given the weights w and the gradient g of those, all contiguous: w·(g − Σ g·w) at the places found, and
+/// The gradient of the logits x, given the weights w and the gradient g of those: w·(g − Σ g·w) at the places found, and
 /// elsewhere 0 or, for weights that are not renormalised, −p·Σ g·w.
 #[derive(Clone, Debug)]
 struct TopKBackward {
@@ -184,22 +183,8 @@ impl CustomOp3 for TopKBackward {
         gradients: &CpuStorage,
         gradients_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        fn of<'a, T: WithDType>(x: &'a Contiguous<CpuStorage>, count: usize) -> Result<&'a [T]> {
-            Ok(&x.storage().as_slice::<T>()?[x.start()..x.start() + count])
-        }
-        fn run<T: Element + WithDType>(
-            [x, weights, gradients]: [&Contiguous<CpuStorage>; 3],
-            places: &[u32],
-            sums: Option<&CpuStorage>,
-            lines: Lines,
-        ) -> Result<CpuStorage>
-        where
-            T::Real: WithDType,
-        {
-            let sums = sums.map(|sums| sums.as_slice::<T::Real>()).transpose()?;
-            let found = [of(weights, places.len())?, of(gradients, places.len())?];
-            let gradient = cpu::top_k_backward(of(x, lines.elem_count())?, found, places, sums, lines);
-            Ok(T::to_cpu_storage_owned(gradient))
+        fn of<'a, T: WithDType>(tensor: &'a Contiguous<CpuStorage>, count: usize) -> Result<&'a [T]> {
+            Ok(&tensor.storage().as_slice::<T>()?[tensor.start()..][..count])
         }
         let (lines, _) = Self::lines(x_layout, weights_layout, gradients_layout)?;
         let (places, _) = self.found.places.storage_and_layout();
@@ -209,20 +194,16 @@ impl CustomOp3 for TopKBackward {
             (Storage::Cpu(CpuStorage::U32(places)), Some(Storage::Cpu(sums))) => (places, Some(sums)),
             _ => bail!("{}: places and sums must be on the CPU", Self::NAME),
         };
-        let [x, weights, gradients] = &[
-            Contiguous::new(x, x_layout)?,
-            Contiguous::new(weights, weights_layout)?,
-            Contiguous::new(gradients, gradients_layout)?,
-        ];
-        let tensors = [x, weights, gradients];
-        let gradient = match x.storage().dtype() {
-            DType::F32 => run::<f32>(tensors, places, sums, lines),
-            DType::F64 => run::<f64>(tensors, places, sums, lines),
-            DType::F16 => run::<half::f16>(tensors, places, sums, lines),
-            DType::BF16 => run::<half::bf16>(tensors, places, sums, lines),
-            other => Err(unsupported_dtype(other, Self::NAME)),
-        };
-        Ok((gradient?, x_layout.shape().clone()))
+        let x = Contiguous::new(x, x_layout)?;
+        let (weights, gradients) =
+            (Contiguous::new(weights, weights_layout)?, Contiguous::new(gradients, gradients_layout)?);
+        let gradient = on_cpu!(Self::NAME, x.storage(), |xs| {
+            let xs = &xs[x.start()..][..lines.elem_count()];
+            let found = [of(&weights, places.len())?, of(&gradients, places.len())?];
+            let sums = sums.map(CpuStorage::as_slice).transpose()?;
+            cpu::top_k_backward(xs, found, places, sums, lines)
+        });
+        Ok((gradient, x_layout.shape().clone()))
     }
 
     #[cfg(feature = "cuda")]

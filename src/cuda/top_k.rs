@@ -3,51 +3,36 @@
 use super::statistics::{one_each, view, Operand};
 use super::{by_dtype, contiguous, elements, functions, launch, new_storage, plan, CudaElement};
 use crate::lines::{unsupported_dtype, Lines};
-use crate::top_k::Results;
+use crate::top_k::{Results, TopK};
 use candle_core::backend::BackendStorage;
 use candle_core::{CudaStorage, DType, Result, Tensor};
 use half::{bf16, f16};
 
-/// The weights, places (u32) and, if they are to be kept, sums of the `k` greatest elements of each line, up to
-/// [`MOST_TOP_K`](plan::MOST_TOP_K).
-pub(crate) fn top_k(
-    name: &'static str,
-    lines: Lines,
-    x: Operand,
-    k: usize,
-    renormalise: bool,
-    keeps_sums: bool,
-) -> Result<Results<CudaStorage>> {
-    fn run<T: CudaElement>(
-        name: &'static str,
-        lines: Lines,
-        (x, layout): Operand,
-        k: usize,
-        renormalise: bool,
-        keeps_sums: bool,
-    ) -> Result<Results<CudaStorage>> {
+/// The weights, places (u32) and, if they are to be kept, sums of the greatest elements of each line, up to [`MOST_TOP_K`](plan::MOST_TOP_K).
+pub(crate) fn top_k(op: &TopK, lines: Lines, x: Operand) -> Result<Results<CudaStorage>> {
+    fn run<T: CudaElement>(op: &TopK, lines: Lines, (x, layout): Operand) -> Result<Results<CudaStorage>> {
         let device = x.device();
-        let x = contiguous(name, x, layout)?;
+        let x = contiguous(op.name, x, layout)?;
         let x = elements::<T>(&x, lines)?;
-        let plan = plan::top_k(lines, k, size_of::<T>(), functions::facts(device)?);
-        let found = k * lines.count();
+        let plan = plan::top_k(lines, op.k, size_of::<T>(), functions::facts(device)?);
+        let found = op.k * lines.count();
         // SAFETY: the kernel writes every number.
         let (mut weights, mut places) = unsafe { (device.alloc::<T>(found)?, device.alloc::<u32>(found)?) };
         // SAFETY: likewise.
-        let mut sums = keeps_sums.then(|| unsafe { device.alloc::<T::Real>(lines.count()) }).transpose()?;
+        let mut sums = op.keeps_sums().then(|| unsafe { device.alloc::<T::Real>(lines.count()) }).transpose()?;
         let results = launch::TopKResults {
             weights: weights.as_view_mut(),
             places: places.as_view_mut(),
             sums: sums.as_mut().map(|sums| sums.as_view_mut()),
         };
-        launch::top_k(device, x, results, lines, plan, k, renormalise)?;
+        launch::top_k(device, x, results, lines, plan, op.k, op.renormalise)?;
         let [weights, places] = [
             CudaStorage::wrap_cuda_slice(weights, device.clone()),
             CudaStorage::wrap_cuda_slice(places, device.clone()),
         ];
         Ok((weights, places, sums.map(|sums| CudaStorage::wrap_cuda_slice(sums, device.clone()))))
     }
-    by_dtype!(name, x.0.dtype(), run(name, lines, x, k, renormalise, keeps_sums))
+    by_dtype!(op.name, x.0.dtype(), run(op, lines, x))
 }
 
 /// The gradient of the elements, given the `k` weights of each line, their gradients and places, and the sums that weights are shares of
