@@ -228,7 +228,11 @@ unsafe fn line_sum<S: Simd, T: Element>(
 /// # Safety
 /// As of that.
 #[inline(never)]
-unsafe fn find_apart<S: Simd, T: Element>(batches: &mut impl Batches<T>, count: usize, most: usize) -> usize {
+pub(super) unsafe fn find_apart<S: Simd, T: Element>(
+    batches: &mut impl Batches<T>,
+    count: usize,
+    most: usize,
+) -> usize {
     // SAFETY: as promised by the caller.
     unsafe {
         S::enter(

@@ -27,10 +27,10 @@ pub(super) struct Backward<'a, T: Element> {
 
 /// What the gradient of a line's logits is made with: p = exp(z − max) · inverse, and the sum of what is weighted.
 #[derive(Clone, Copy)]
-struct Found<N> {
-    max: N,
-    inverse: N,
-    total: N,
+pub(super) struct Found<N> {
+    pub(super) max: N,
+    pub(super) inverse: N,
+    pub(super) total: N,
 }
 
 impl<R: Real> Found<R> {
@@ -74,7 +74,7 @@ impl<T: Element> Backward<'_, T> {
     /// # Safety
     /// As of [`Pass::write`].
     #[inline(always)]
-    unsafe fn write_sink(&self, line: usize, sink: Option<T::Real>, found: &Found<T::Real>) {
+    pub(super) unsafe fn write_sink(&self, line: usize, sink: Option<T::Real>, found: &Found<T::Real>) {
         if let (Some(sinks), Some(sink)) = (self.sinks, sink) {
             let p = (sink - found.max).exp() * found.inverse;
             // SAFETY: the element is there; the rest by the caller's promise.
@@ -146,7 +146,7 @@ impl<T: Element> Backward<'_, T> {
     /// # Safety
     /// As of [`load`](Self::load), and of [`Pass::write`].
     #[inline(always)]
-    unsafe fn write<S: Simd>(
+    pub(super) unsafe fn write<S: Simd>(
         &self,
         at: usize,
         len: usize,
@@ -243,6 +243,8 @@ impl<T: Element> BackwardRows<'_, T> {
     ) -> (T::Real, T::Real) {
         let log = self.0.call.is_log();
         let [reference, lowest, zero] = [reference, T::Real::LOWEST, T::Real::ZERO].map(T::Lanes::<S>::splat);
+        // −∞ by name: as the logit that is there it would be left by a masked store, which AVX2 takes many times as long for.
+        let none = T::Lanes::<S>::splat(T::Real::NEG_INFINITY);
         let (mut sums, mut dots) = (CompensatedSum::zero(), CompensatedSum::zero());
         for run in runs {
             let start = run.scores - line.place.scores;
@@ -261,7 +263,7 @@ impl<T: Element> BackwardRows<'_, T> {
                     |i, z, g| {
                         let exp = (z - reference).exp();
                         dot = if log { dot + g } else { g.mul_add(exp, dot) };
-                        z.if_less(lowest, z, exp).store(run.z.add(i));
+                        z.if_less(lowest, none, exp).store(run.z.add(i));
                         exp
                     },
                 )
@@ -363,6 +365,12 @@ impl<S: Simd, T: Element> Pass<S> for BackwardRows<'_, T> {
     #[inline(always)]
     unsafe fn whole(&self, lines: Range<usize>, len: usize) {
         let call = &self.0.call;
+        if self.is_short(len) {
+            if let Some(g) = T::of(&self.0.g) {
+                // SAFETY: as promised by the caller.
+                return unsafe { self.short::<S>(lines, len, g) };
+            }
+        }
         if len > HELD {
             // SAFETY: as promised by the caller.
             return unsafe { Pass::<S>::one_by_one(self, lines, len) };

@@ -140,16 +140,21 @@ impl<'a, T: Element> Call<'a, T> {
         Some(unsafe { one::<S, T>(sinks.at(at, 1)) })
     }
 
-    /// Whether logits are made of neighbours in memory, and become probabilities. Of a narrow window in long lines so much less
-    /// is read otherwise that it takes less time; a causal one took 1.11 to 1.25 of a softmax then, and 0.97 to 1.17 as a mask.
+    /// Whether logits [have neighbours](Self::has_neighbours), and become probabilities.
     pub(super) fn is_of_neighbours(&self) -> bool {
+        self.has_neighbours() && !self.is_log()
+    }
+
+    /// Whether logits are made of neighbours in memory. Of a narrow window in long lines so much less
+    /// is read otherwise that it takes less time; a causal one took 1.11 to 1.25 of a softmax then, and 0.97 to 1.17 as a mask.
+    pub(super) fn has_neighbours(&self) -> bool {
         let neighbours = self.geometry.bias_step <= 1 && (self.mask.is_none() || self.geometry.mask_step == 1);
         let len = self.geometry.lines.len;
         let narrow = self.options.window.is_some_and(|window| {
             let (first, end) = window.keys(window.queries / 2, len);
             len > FAR_APART && end - first < len / 4
         });
-        neighbours && !narrow && !self.is_log()
+        neighbours && !narrow
     }
 
     /// Whether there is a bias that comes from as far as the scores do. One that many lines share is in a nearer cache, where it takes

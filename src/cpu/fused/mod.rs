@@ -9,6 +9,7 @@ mod columns;
 mod logits;
 mod rows;
 mod short;
+mod short_backward;
 
 use super::level::{Level, Simd, Task};
 use super::memory::{filled, Elements, Unfilled};

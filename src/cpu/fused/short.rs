@@ -30,7 +30,7 @@ const fn has_batches<T: Element>() -> bool {
     size_of::<T::Real>() == 4
 }
 /// Whether lines of this length are.
-fn is_batched<T: Element>(len: usize) -> bool {
+pub(super) fn is_batched<T: Element>(len: usize) -> bool {
     has_batches::<T>() && len <= BATCH_LINE
 }
 /// What three batches need room for, in numbers of 4 bytes.
@@ -46,21 +46,21 @@ const IN_TURNS: usize = 4;
 
 /// What the logits of a line along the last dimension are made from.
 #[derive(Clone, Copy)]
-struct Source<T: Element> {
-    scores: *const T,
+pub(super) struct Source<T: Element> {
+    pub(super) scores: *const T,
     /// Null unless there is one for each element.
-    bias: *const T,
+    pub(super) bias: *const T,
     /// A byte for each element, 0 if it does not take part; see also [`Windows`]. Null without.
-    mask: *const u8,
+    pub(super) mask: *const u8,
     /// What logits are at most, see [`Windows`] and [`limits`], or the [bias](Widened). Null without.
-    number: *const T::Real,
+    pub(super) number: *const T::Real,
     /// The bias where there is one for all.
-    shift: T::Real,
+    pub(super) shift: T::Real,
 }
 
 /// The windows of lines: parts of the same items, of which there are as many that tell `inside` as a window has keys, between such that tell
 /// `outside`.
-struct Sliding<X> {
+pub(super) struct Sliding<X> {
     items: Vec<X>,
     len: isize,
     /// How many are inside.
@@ -112,7 +112,7 @@ impl<X: Copy> Sliding<X> {
 }
 
 /// What tells a line which elements are in its window.
-enum Windows<R> {
+pub(super) enum Windows<R> {
     /// What logits are at most, one instruction a vector: ∞ or −∞. A NaN in the window becomes ∞, of which the sum is NaN all the same.
     Limits(Sliding<R>),
     /// In place of a mask.
@@ -129,7 +129,7 @@ impl<R: Real> Windows<R> {
     }
 
     /// Whether the windows of lines of a block at most are masks: 1024 causal lines of 64 f32s take 6.2 µs then, and with limits 6.7.
-    fn are_masks<S: Simd, T: Element<Real = R>>(call: &Call<T>) -> bool {
+    pub(super) fn are_masks<S: Simd, T: Element<Real = R>>(call: &Call<T>) -> bool {
         T::Lanes::<S>::MASKS_BYTES && call.mask.is_none()
     }
 
@@ -250,7 +250,7 @@ const FOUND: usize = (FOUND_BATCHES + 1) * MAX_LANES;
 
 /// What lines are made from whose places are evenly apart, and how far.
 #[derive(Clone, Copy)]
-struct Even<T: Element> {
+pub(super) struct Even<T: Element> {
     first: Source<T>,
     bias: usize,
     mask: isize,
@@ -272,13 +272,13 @@ impl<T: Element> Even<T> {
 
 /// What the lines from one of those on that were found are made from.
 #[derive(Clone, Copy)]
-enum Found<'a, T: Element> {
+pub(super) enum Found<'a, T: Element> {
     Even(Even<T>),
     Each { bias: &'a [*const T], mask: &'a [*const u8], number: &'a [*const T::Real], shift: &'a [T::Real] },
 }
 
 /// What several lines are made from beside the scores, one after the other.
-struct Sources<'a, T: Element> {
+pub(super) struct Sources<'a, T: Element> {
     call: &'a Call<'a, T>,
     /// The number of the first line.
     first: usize,
@@ -302,7 +302,12 @@ struct Sources<'a, T: Element> {
 
 impl<'a, T: Element> Sources<'a, T> {
     /// For these lines.
-    fn new<S: Simd>(call: &'a Call<'a, T>, limits: Option<&'a [T::Real]>, lines: &Range<usize>, len: usize) -> Self {
+    pub(super) fn new<S: Simd>(
+        call: &'a Call<'a, T>,
+        limits: Option<&'a [T::Real]>,
+        lines: &Range<usize>,
+        len: usize,
+    ) -> Self {
         Self {
             call,
             first: lines.start,
