@@ -3,9 +3,9 @@
 
 use crate::cpu;
 use crate::lines::{resolve_dim, unsupported_dtype, Contiguous, Lines};
-use crate::op::check_dtype;
 #[cfg(not(feature = "cuda"))]
 use crate::op::no_cuda;
+use crate::op::{check_dtype, on_cpu};
 use crate::ops;
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cpu_backend::CpuDevice;
@@ -107,10 +107,28 @@ impl CustomOp1 for LogSumExp {
         no_metal(self.name)
     }
 
-    /// g · softmax(x), which is taken again from x: the result is too coarse where it is large, or in half precision.
+    /// g · softmax(x), which is taken again from x: the result is too coarse where it is large, or in half precision. It is the
+    /// gradient of a loss in which [`LOG_SUM_EXP`] alone counts.
     fn bwd(&self, arg: &Tensor, _: &Tensor, grad_res: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(ops::softmax(arg, self.dim)?.broadcast_mul(grad_res)?))
+        if arg.elem_count() == 0 {
+            return Ok(Some(arg.zeros_like()?));
+        }
+        let targets = Tensor::zeros(grad_res.elem_count(), DType::I64, arg.device())?;
+        let dim = resolve_dim(self.dim, arg.shape(), self.name)?;
+        let classes = Classes { dim, targets, ignore_index: -1, weights: None, smooth: false };
+        let statistics = arg.apply_op1_no_bwd(&LineStatistics(classes.clone()))?;
+        let gradients = only_log_sum_exp(&grad_res.to_dtype(statistics.dtype())?)?;
+        let gradient = LossBackward { classes, only_log_sum_exp: true };
+        Ok(Some(arg.apply_op3(&statistics, &gradients, gradient)?))
     }
+}
+
+/// `numbers`, one for each line, as the [`LOG_SUM_EXP`] of lines that have nothing else.
+fn only_log_sum_exp(numbers: &Tensor) -> Result<Tensor> {
+    let lines = numbers.elem_count();
+    let zeros = |rows| Tensor::zeros((rows, lines), numbers.dtype(), numbers.device());
+    let (before, behind) = (zeros(LOG_SUM_EXP)?, zeros(STATISTICS - LOG_SUM_EXP - 1)?);
+    Tensor::cat(&[before, numbers.reshape((1, lines))?, behind], 0)
 }
 
 /// What a loss knows beside the logits.
@@ -240,14 +258,19 @@ impl CustomOp1 for LineStatistics {
     }
 
     fn bwd(&self, arg: &Tensor, res: &Tensor, grad_res: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(arg.apply_op3(res, grad_res, LossBackward(self.0.clone()))?))
+        let gradient = LossBackward { classes: self.0.clone(), only_log_sum_exp: false };
+        Ok(Some(arg.apply_op3(res, grad_res, gradient)?))
     }
 }
 
-/// The gradient of the logits from their lines' statistics and the gradients of those. It has none itself: candle says so when
-/// a second derivative is asked for.
+/// The gradient of the logits from their lines' statistics and the gradients of those. It has none itself, as candle says when a
+/// second derivative is asked for, unless it is that of a log-sum-exp.
 #[derive(Clone, Debug)]
-pub(crate) struct LossBackward(pub Classes);
+pub(crate) struct LossBackward {
+    pub classes: Classes,
+    /// Whether all other gradients are 0.
+    pub only_log_sum_exp: bool,
+}
 
 impl LossBackward {
     const NAME: &'static str = "cross-entropy-backward";
@@ -268,7 +291,7 @@ impl CustomOp3 for LossBackward {
         gradients_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let shape = layout.shape().clone();
-        let lines = self.0.lines(&shape);
+        let lines = self.classes.lines(&shape);
         if lines.count() == 0 {
             return Ok((CpuDevice.zeros_impl(&shape, storage.dtype())?, shape));
         }
@@ -277,22 +300,13 @@ impl CustomOp3 for LossBackward {
             (Contiguous::new(statistics, statistics_layout)?, Contiguous::new(gradients, gradients_layout)?);
         let elements = x.start()..x.start() + lines.elem_count();
         let numbers = STATISTICS * lines.count();
-        macro_rules! backward {
-            ($xs:ident) => {{
-                let statistics = &statistics.storage().as_slice()?[statistics.start()..][..numbers];
-                let gradients = &gradients.storage().as_slice()?[gradients.start()..][..numbers];
-                self.0.on_cpu(Self::NAME, lines, |classes| {
-                    cpu::loss_backward(&$xs[elements], lines, statistics, gradients, classes)
-                })?
-            }};
-        }
-        let out = match x.storage() {
-            CpuStorage::F32(xs) => CpuStorage::F32(backward!(xs)),
-            CpuStorage::F64(xs) => CpuStorage::F64(backward!(xs)),
-            CpuStorage::F16(xs) => CpuStorage::F16(backward!(xs)),
-            CpuStorage::BF16(xs) => CpuStorage::BF16(backward!(xs)),
-            other => return Err(unsupported_dtype(other.dtype(), Self::NAME)),
-        };
+        let out = on_cpu!(Self::NAME, x.storage(), |xs| {
+            let statistics = &statistics.storage().as_slice()?[statistics.start()..][..numbers];
+            let gradients = &gradients.storage().as_slice()?[gradients.start()..][..numbers];
+            self.classes.on_cpu(Self::NAME, lines, |classes| {
+                cpu::loss_backward(&xs[elements], lines, statistics, gradients, classes)
+            })?
+        });
         Ok((out, shape))
     }
 
@@ -308,8 +322,8 @@ impl CustomOp3 for LossBackward {
     ) -> Result<(CudaStorage, Shape)> {
         let shape = layout.shape().clone();
         let numbers = [(statistics, statistics_layout), (gradients, gradients_layout)];
-        let lines = self.0.lines(&shape);
-        Ok((crate::cuda::loss_backward(Self::NAME, lines, (storage, layout), numbers, &self.0)?, shape))
+        let lines = self.classes.lines(&shape);
+        Ok((crate::cuda::loss_backward(Self::NAME, lines, (storage, layout), numbers, &self.classes)?, shape))
     }
 
     #[cfg(not(feature = "cuda"))]
@@ -323,5 +337,22 @@ impl CustomOp3 for LossBackward {
         _: &Layout,
     ) -> Result<(CudaStorage, Shape)> {
         no_cuda(Self::NAME)
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+        res: &Tensor,
+        grad_res: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        if !self.only_log_sum_exp {
+            return Err(candle_core::Error::BackwardNotSupported { op: Self::NAME });
+        }
+        let dim = self.classes.dim;
+        let of_gradient = (ops::softmax(x, dim)? * grad_res)?.sum_keepdim(dim)?;
+        let of_x = (res * grad_res.broadcast_sub(&of_gradient)?)?;
+        Ok((Some(of_x), None, Some(only_log_sum_exp(&of_gradient.to_dtype(computed_in(x.dtype()))?)?)))
     }
 }

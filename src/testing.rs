@@ -2,7 +2,7 @@
 
 use crate::lines::resolve_dim;
 use crate::op::{Output, Schedule, SoftmaxBackward, SoftmaxOp};
-use crate::statistics::{Classes, LineStatistics, LossBackward};
+use crate::statistics::{Classes, LineStatistics, LogSumExp, LossBackward};
 use crate::top_k::TopK;
 use crate::{composed, Softmax};
 use candle_core::{CustomOp1, Result, Tensor, D};
@@ -73,6 +73,14 @@ pub fn builder_backward(softmax: &Softmax, scores: &Tensor, g: &Tensor) -> Resul
     }
 }
 
+/// The kernels behind the gradient of a log-sum-exp, given that of the result, whose `dim` is kept.
+pub fn logsumexp_backward(xs: &Tensor, g: &Tensor, dim: usize) -> Result<Tensor> {
+    match (LogSumExp { name: "logsumexp", dim: D::Minus(xs.rank() - dim) }).bwd(xs, g, g)? {
+        Some(gradient) => Ok(gradient),
+        None => candle_core::bail!("logsumexp: no gradient"),
+    }
+}
+
 /// The kernel behind the gradient of the logits of a top-k, given that of the weights.
 pub fn top_k_backward(logits: &Tensor, k: usize, renormalise: bool) -> Result<impl Fn(&Tensor) -> Result<Tensor>> {
     let op = TopK::new("topk-softmax", k, renormalise, true);
@@ -99,6 +107,7 @@ impl CrossEntropyKernels {
 
     /// The gradient of the logits, given that of the statistics.
     pub fn backward(&self, logits: &Tensor, statistics: &Tensor, gradient: &Tensor) -> Result<Tensor> {
-        logits.apply_op3_no_bwd(statistics, gradient, &LossBackward(self.0 .0.clone()))
+        let op = LossBackward { classes: self.0 .0.clone(), only_log_sum_exp: false };
+        logits.apply_op3_no_bwd(statistics, gradient, &op)
     }
 }

@@ -69,6 +69,7 @@ pub const OWN_CALLS: &[&str] = &[
     "softmax_backward",
     "log_softmax_backward",
     "logsumexp",
+    "logsumexp backward",
     "scale",
     "scale + bias",
     "softcap",
@@ -257,6 +258,10 @@ pub fn call(name: &str, dims: &[usize], dim: usize, dtype: DType, device: &Devic
             Box::new(move || testing::softmax_backward(log, &y, &xs, dim))
         }
         "logsumexp" => Box::new(move || ops::logsumexp(&xs, dim)),
+        "logsumexp backward" => {
+            let g = ops::logsumexp_keepdim(&xs, dim)?;
+            Box::new(move || testing::logsumexp_backward(&xs, &g, dim))
+        }
         top_k if is_of_last_dimension(top_k) => {
             let k = (if dims[dim] <= 1024 { 8 } else { 50 }).min(dims[dim]);
             let renormalise = !name.contains(TOP_K_OF_ALL);

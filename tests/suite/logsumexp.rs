@@ -246,3 +246,81 @@ fn gradients() -> Result<()> {
     }
     Ok(())
 }
+
+/// Each dtype's, of many lines and long ones, and of those along another dimension: g · softmax(x), rounded once.
+#[test]
+fn gradients_of_lines() -> Result<()> {
+    for device in devices() {
+        for (shape, dim) in
+            [((1, 700, 16), 2), ((3, 40, 577), 2), ((1, 2, 30_001), 2), ((5, 50, 24), 1), ((2, 900, 3), 1)]
+        {
+            for dtype in DTYPES {
+                let xs =
+                    Var::from_tensor(&tensor(&normal(shape.0 * shape.1 * shape.2, 2.0, 3), shape, dtype, &device)?)?;
+                let ys = ops::logsumexp_keepdim(&xs, dim)?;
+                let gs = tensor(&normal(ys.elem_count(), 1.0, 4), ys.shape(), dtype, &device)?;
+                let grads = (ys * &gs)?.sum_all()?.backward()?;
+                let found = grads.get(&xs).expect("a gradient");
+                assert_eq!((found.dims(), found.dtype()), (xs.dims(), dtype));
+                // Lines along the last dimension
+                let lines = |all: &Tensor| all.transpose(dim, 2)?.contiguous();
+                let (found, gs, len) = (values(&lines(found)?)?, values(&lines(&gs)?)?, xs.dim(dim)?);
+                let xs = values(&lines(&xs)?)?;
+                for (i, &g) in gs.iter().enumerate() {
+                    let line = &xs[i * len..][..len];
+                    let whole = reference(line);
+                    for (&x, &found) in line.iter().zip(&found[i * len..]) {
+                        let exact = g * (x - whole).exp();
+                        // Of f32 what rounds is an exponent of up to 20, too.
+                        let most = match dtype {
+                            DType::F64 => 1e-14,
+                            DType::F32 => 4e-6,
+                            DType::F16 => 0.5f64.powi(11) * 1.02,
+                            _ => 0.5f64.powi(8) * 1.002,
+                        };
+                        let most = most * exact.abs() + if dtype == DType::F16 { 0.5f64.powi(25) } else { 0.0 };
+                        assert!((found - exact).abs() <= most, "{shape:?} {dtype:?} line {i}: {found:e} for {exact:e}");
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The second derivative is that of the formula, by the logits and, with candle's detaching off, by what the first was given.
+#[test]
+fn second_order() -> Result<()> {
+    // candle reads this once in a thread: the test starts itself again with it.
+    const DO_NOT_DETACH: &str = "CANDLE_GRAD_DO_NOT_DETACH";
+    if std::env::var_os(DO_NOT_DETACH).is_none() {
+        let again = std::process::Command::new(std::env::current_exe()?)
+            .args(["--exact", "logsumexp::second_order"])
+            .env(DO_NOT_DETACH, "1")
+            .output()?;
+        let text = String::from_utf8_lossy(&again.stdout);
+        assert!(again.status.success() && text.contains(" 1 passed"), "{text}");
+        return Ok(());
+    }
+    for device in devices() {
+        let (logits, weights) = (normal(12, 1.0, 5), normal(12, 1.0, 6));
+        let first_order = |x: &Tensor, g: &Tensor| -> Result<Tensor> {
+            let grads = (ops::logsumexp_keepdim(x, 1)? * g)?.sum_all()?.backward()?;
+            Ok(grads.get(x).expect("tracked").clone())
+        };
+        let x = Var::from_tensor(&tensor(&logits, (3, 4), DType::F64, &device)?)?;
+        let g = Var::from_tensor(&tensor(&[0.5, -2.0, 3.0], (3, 1), DType::F64, &device)?)?;
+        let weights = tensor(&weights, (3, 4), DType::F64, &device)?;
+        let second = (first_order(&x, &g)? * &weights)?.sum_all()?.backward()?;
+        for (input, of_logits) in [(&x, true), (&g, false)] {
+            let found = values(second.get(input).expect("tracked"))?;
+            let loss = |moved: &[f64]| -> Result<f64> {
+                let moved = Var::from_tensor(&tensor(moved, input.shape(), DType::F64, &device)?)?;
+                let first = if of_logits { first_order(&moved, &g)? } else { first_order(&x, &moved)? };
+                (first * &weights)?.sum_all()?.to_scalar()
+            };
+            check_gradient(&found, &values(input)?, "second order", loss)?;
+        }
+    }
+    Ok(())
+}

@@ -78,10 +78,10 @@ impl<T: Element> BackwardRows<'_, T> {
     }
 
     /// Batches of as many lines as a vector has lanes, if they fit: the steps from a vector to one number are shared.
-    /// `logit(source, start, count)` makes a vector of logits.
+    /// `logit(source, start, count)` makes a vector of logits. `PLAIN`: of the scores alone, without a softcap or dropout.
     ///
     /// # Safety
-    /// As of [`short`](Self::short).
+    /// As of [`short`](Self::short), and what is `PLAIN` is so.
     #[inline(never)]
     unsafe fn in_batches<S: Simd, const PLAIN: bool>(
         &self,
@@ -100,7 +100,7 @@ impl<T: Element> BackwardRows<'_, T> {
     }
 
     /// # Safety
-    /// As of [`short`](Self::short).
+    /// As of [`in_batches`](Self::in_batches).
     #[inline(always)]
     unsafe fn in_batches_inside<S: Simd, const PLAIN: bool>(
         &self,
