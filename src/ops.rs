@@ -87,8 +87,8 @@ pub fn log_softmax<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
 /// `xs` is any f16, bf16, f32 or f64 tensor of rank 1 or more, with any strides; the result has its dtype and device, rounded
 /// once. As `torch.logsumexp` has it, a line of nothing but −∞ gives −∞, and so does an empty one; +∞ gives +∞, and NaN NaN.
 ///
-/// Each element is read once. The gradient is g·softmax(x), taken from `xs` in two more passes and rounded once; it is NaN for a
-/// line that [`softmax`] makes NaN: one with +∞, or with nothing but −∞.
+/// Each element is read once. The gradient is g·softmax(x), taken from `xs`, of half precision rounded once if lines have 512
+/// elements or more, else twice; it is NaN for a line that [`softmax`] makes NaN: one with +∞, or with nothing but −∞.
 ///
 /// # Errors
 /// Those of [`softmax`].

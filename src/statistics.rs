@@ -52,6 +52,10 @@ pub(crate) fn no_metal<T>(op: &'static str) -> Result<T> {
     candle_core::bail!("{op}: there is no Metal kernel, move the tensors to the CPU")
 }
 
+/// Lines of so many elements have their log-sum-exp's gradient by what a loss is made of. On a CPU 65536 lines of 16 f32s take 2.3 ms so and 0.7
+/// as a softmax and a product, 4096 of 256 bf16s 0.70 and 0.68, 256 of 50257 7.8 and 27.
+const LEAST_OF_LOSS: usize = 512;
+
 /// Log-sum-exp along a dimension, which is kept with size 1.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogSumExp {
@@ -108,13 +112,16 @@ impl CustomOp1 for LogSumExp {
     }
 
     /// g · softmax(x), which is taken again from x: the result is too coarse where it is large, or in half precision. It is the
-    /// gradient of a loss in which [`LOG_SUM_EXP`] alone counts.
+    /// gradient of a loss in which [`LOG_SUM_EXP`] alone counts, whose numbers of each line take longer than a product of short ones.
     fn bwd(&self, arg: &Tensor, _: &Tensor, grad_res: &Tensor) -> Result<Option<Tensor>> {
         if arg.elem_count() == 0 {
             return Ok(Some(arg.zeros_like()?));
         }
-        let targets = Tensor::zeros(grad_res.elem_count(), DType::I64, arg.device())?;
         let dim = resolve_dim(self.dim, arg.shape(), self.name)?;
+        if arg.dim(dim)? < LEAST_OF_LOSS {
+            return Ok(Some(ops::softmax(arg, self.dim)?.broadcast_mul(grad_res)?));
+        }
+        let targets = Tensor::zeros(grad_res.elem_count(), DType::I64, arg.device())?;
         let classes = Classes { dim, targets, ignore_index: -1, weights: None, smooth: false };
         let statistics = arg.apply_op1_no_bwd(&LineStatistics(classes.clone()))?;
         let gradients = only_log_sum_exp(&grad_res.to_dtype(statistics.dtype())?)?;
