@@ -1,6 +1,6 @@
 //! For this crate's own tests and benchmarks: ops with an output given, and which kernel is taken. Not part of the API.
 
-use crate::lines::resolve_dim;
+use crate::lines::{from_end, resolve_dim};
 use crate::op::{Output, Schedule, SoftmaxBackward, SoftmaxOp};
 use crate::statistics::{Classes, LineStatistics, LogSumExp, LossBackward};
 use crate::top_k::TopK;
@@ -75,7 +75,7 @@ pub fn builder_backward(softmax: &Softmax, scores: &Tensor, g: &Tensor) -> Resul
 
 /// The kernels behind the gradient of a log-sum-exp, given that of the result, whose `dim` is kept.
 pub fn logsumexp_backward(xs: &Tensor, g: &Tensor, dim: usize) -> Result<Tensor> {
-    match (LogSumExp { name: "logsumexp", dim: D::Minus(xs.rank() - dim) }).bwd(xs, g, g)? {
+    match (LogSumExp { name: "logsumexp", dim: from_end(dim, xs.shape()) }).bwd(xs, g, g)? {
         Some(gradient) => Ok(gradient),
         None => candle_core::bail!("logsumexp: no gradient"),
     }

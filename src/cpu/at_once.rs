@@ -223,6 +223,13 @@ unsafe fn line_sum<S: Simd, T: Element>(
     )
 }
 
+/// How many lines a batch has at most, which have so much `room` each: a power of two, so that tasks are whole batches, and no more than a
+/// vector has lanes.
+#[inline(always)]
+pub(super) fn lines_of_batch<S: Simd, T: Element>(room: usize) -> usize {
+    1 << (BATCH_BYTES / size_of::<T::Real>() / room).min(T::Lanes::<S>::COUNT).ilog2()
+}
+
 /// [`Batches::find`] in a function of its own: what it computes with would take the registers of the loop over lines.
 ///
 /// # Safety
@@ -268,8 +275,7 @@ pub(super) unsafe fn at_once<
     let ([zero, one, lowest], half) = ([T::Real::ZERO, T::Real::ONE, T::Real::LOWEST], T::Real::nearest(0.5));
     let drops = batches.drops();
     let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
-    // A power of two: tasks are whole batches.
-    let most = 1 << (BATCH_BYTES / size_of::<T::Real>() / room).min(T::Lanes::<S>::COUNT).ilog2();
+    let most = lines_of_batch::<S, T>(room);
     let batch_room = three_apart::<T::Real>(most * room);
     let mut kept = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; BATCHES]);
     assert!(2 * batch_room <= BATCHES);

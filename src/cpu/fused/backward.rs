@@ -99,8 +99,7 @@ impl<T: Element> Backward<'_, T> {
     ) -> T::Real {
         let zero = T::Lanes::<S>::splat(T::Real::ZERO);
         let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
-        let factor = self.call.options.dropout.map_or(1.0, |dropout| dropout.kept_scale());
-        let factor = T::Lanes::<S>::splat(T::Real::nearest(factor));
+        let factor = T::Lanes::<S>::splat(self.call.most());
         // SAFETY of the block: as promised by the caller.
         unsafe {
             let mut take = {

@@ -49,18 +49,18 @@ const IN_TURNS: usize = 4;
 pub(super) struct Source<T: Element> {
     pub(super) scores: *const T,
     /// Null unless there is one for each element.
-    pub(super) bias: *const T,
+    bias: *const T,
     /// A byte for each element, 0 if it does not take part; see also [`Windows`]. Null without.
-    pub(super) mask: *const u8,
+    mask: *const u8,
     /// What logits are at most, see [`Windows`] and [`limits`], or the [bias](Widened). Null without.
-    pub(super) number: *const T::Real,
+    number: *const T::Real,
     /// The bias where there is one for all.
-    pub(super) shift: T::Real,
+    shift: T::Real,
 }
 
 /// The windows of lines: parts of the same items, of which there are as many that tell `inside` as a window has keys, between such that tell
 /// `outside`.
-pub(super) struct Sliding<X> {
+struct Sliding<X> {
     items: Vec<X>,
     len: isize,
     /// How many are inside.
@@ -112,7 +112,7 @@ impl<X: Copy> Sliding<X> {
 }
 
 /// What tells a line which elements are in its window.
-pub(super) enum Windows<R> {
+enum Windows<R> {
     /// What logits are at most, one instruction a vector: ∞ or −∞. A NaN in the window becomes ∞, of which the sum is NaN all the same.
     Limits(Sliding<R>),
     /// In place of a mask.
@@ -129,7 +129,7 @@ impl<R: Real> Windows<R> {
     }
 
     /// Whether the windows of lines of a block at most are masks: 1024 causal lines of 64 f32s take 6.2 µs then, and with limits 6.7.
-    pub(super) fn are_masks<S: Simd, T: Element<Real = R>>(call: &Call<T>) -> bool {
+    fn are_masks<S: Simd, T: Element<Real = R>>(call: &Call<T>) -> bool {
         T::Lanes::<S>::MASKS_BYTES && call.mask.is_none()
     }
 
@@ -319,7 +319,7 @@ impl<'a, T: Element> Sources<'a, T> {
             shift: [T::Real::ZERO; FOUND],
             windows: Windows::new::<S, T>(call, len),
             limits,
-            widened: Widened::new::<S, T>(call, len),
+            widened: None,
             number: [std::ptr::null(); FOUND],
             sinks: [T::Real::NEG_INFINITY; FOUND],
             kept: [0; MAX_LANES * random::room(BATCH_LINE)],
@@ -527,6 +527,77 @@ impl<T: Element> Batches<T> for Sources<'_, T> {
     }
 }
 
+/// Logits, and −∞ in place of those that are not within their line's limits.
+///
+/// # Safety
+/// The CPU has the instructions of `V`, and the line has such limits.
+#[inline(always)]
+unsafe fn within<V: Lanes, T: Element<Real = V::Real>>(of: &Source<T>, i: usize, logits: V) -> V {
+    // SAFETY: as promised by the caller.
+    unsafe { V::load(of.number.add(i)) }.at_most(logits)
+}
+
+/// How logits are made of their [`Source`], whatever is asked for.
+#[derive(Clone, Copy)]
+pub(super) struct AnyLogits<V> {
+    scale: V,
+    /// scale / cap, and cap
+    pub(super) cap: Option<[V; 2]>,
+    /// Whether there is a bias for each element, …
+    bias: bool,
+    /// … a window that is told to each line, …
+    windowed: bool,
+    /// … a byte and a limit for each element.
+    pub(super) mask: bool,
+    pub(super) limited: bool,
+}
+
+impl<V: Lanes> AnyLogits<V> {
+    /// `limits`: whether the mask is written down [as such](limits).
+    pub(super) fn new<S: Simd, T: Element<Real = V::Real>>(call: &Call<T>, limits: bool, len: usize) -> Self {
+        // Long lines are taken in parts that are in their windows.
+        let windowed = call.options.window.is_some() && len <= most_kept::<S, T>();
+        let window_masks = windowed && Windows::are_masks::<S, T>(call);
+        Self {
+            scale: V::splat(call.scale),
+            cap: call.cap.map(|(inverse, cap)| [V::splat(inverse), V::splat(cap)]),
+            bias: call.bias.is_some() && call.geometry.bias_step != 0,
+            windowed,
+            mask: call.mask.is_some() && !limits || window_masks,
+            limited: windowed && !window_masks || limits,
+        }
+    }
+
+    /// A vector of them.
+    ///
+    /// # Safety
+    /// The CPU has the instructions of `S`, and `count` elements of the line are there from `i` on.
+    #[inline(always)]
+    pub(super) unsafe fn of<S: Simd, T: Element<Real = V::Real, Lanes<S> = V>>(
+        self,
+        of: &Source<T>,
+        i: usize,
+        count: usize,
+    ) -> V {
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            let x = T::read::<S>(of.scores.add(i), count, V::Real::ZERO);
+            let bias = if self.bias { T::read::<S>(of.bias.add(i), count, V::Real::ZERO) } else { V::splat(of.shift) };
+            let mut logits = match self.cap {
+                Some([inverse, cap]) => (x * inverse).tanh().mul_add(cap, bias),
+                None => x.mul_add(self.scale, bias),
+            };
+            if self.mask {
+                logits = logits.where_some_kept(of.mask.add(i), count, V::Real::NEG_INFINITY);
+            }
+            if self.limited {
+                logits = within(of, i, logits);
+            }
+            logits
+        }
+    }
+}
+
 /// Σ exp(logit − reference) of a line in a vector; the [scaled](Lanes::scaled_exp) exponentials take the logits' place.
 /// `meanwhile(start, count)` is called for each vector.
 ///
@@ -708,14 +779,8 @@ impl<T: Element> Rows<'_, T> {
     pub(super) unsafe fn short<S: Simd>(&self, lines: Range<usize>, len: usize, out: Elements<T>) {
         // −0: where nothing is subtracted, nothing is added either.
         let [scale, zero] = [self.call.scale, T::Real::nearest(-0.0)].map(T::Lanes::<S>::splat);
-        let none = T::Real::NEG_INFINITY;
-        let cap: Option<[T::Lanes<S>; 2]> = self.call.cap.map(|(inverse, cap)| [inverse, cap].map(Number::splat));
-        let bias = self.call.bias.is_some() && self.call.geometry.bias_step != 0;
-        // Long lines are taken in parts that are in their windows.
-        let windowed = self.call.options.window.is_some() && len <= most_kept::<S, T>();
-        let window_masks = windowed && Windows::are_masks::<S, T>(&self.call);
-        let mask = self.call.mask.is_some() && self.limits.is_none() || window_masks;
-        let limited = windowed && !window_masks || self.limits.is_some();
+        let any = AnyLogits::new::<S, T>(&self.call, self.limits.is_some(), len);
+        let AnyLogits { cap, bias, windowed, mask, limited, .. } = any;
         // SAFETY of the block: the elements are there, and the rest by the caller's promise.
         // One loop for each combination, in a function of its own: what it captures is moved there, or it would be fetched again
         // for each vector.
@@ -734,14 +799,6 @@ impl<T: Element> Rows<'_, T> {
                 move |of: &Source<T>, i: usize| S::prefetch(of.bias.wrapping_add(i))
             };
             let bias_streams = bias && self.call.bias_streams();
-            let shift = {
-                #[inline(always)]
-                move |of: &Source<T>| T::Lanes::<S>::splat(of.shift)
-            };
-            let within = {
-                #[inline(always)]
-                move |of: &Source<T>, i: usize, logit| T::Lanes::<S>::load(of.number.add(i)).at_most(logit)
-            };
             let scaled = {
                 #[inline(always)]
                 move |of: &Source<T>, i: usize, count: usize, above: T::Lanes<S>| {
@@ -817,7 +874,7 @@ impl<T: Element> Rows<'_, T> {
                             Above::all((read(of, i, count) * inverse).tanh().mul_add(cap, zero - above))
                         },
                     ),
-                (cap, ..) => self.choose::<S, false, FAR_AWAY>(
+                _ => self.choose::<S, false, FAR_AWAY>(
                     lines,
                     len,
                     out,
@@ -828,20 +885,7 @@ impl<T: Element> Rows<'_, T> {
                         }
                     },
                     #[inline(always)]
-                    move |of, i, count, above| {
-                        let bias = if bias { read_bias(of, i, count) } else { shift(of) };
-                        let mut logit = match cap {
-                            Some([inverse, cap]) => (read(of, i, count) * inverse).tanh().mul_add(cap, bias),
-                            None => read(of, i, count).mul_add(scale, bias),
-                        };
-                        if mask {
-                            logit = logit.where_some_kept(of.mask.add(i), count, none);
-                        }
-                        if limited {
-                            logit = within(of, i, logit);
-                        }
-                        Above::all(logit - above)
-                    },
+                    move |of, i, count, above| Above::all(any.of::<S, T>(of, i, count) - above),
                 ),
             }
         }
@@ -965,6 +1009,7 @@ impl<T: Element> Rows<'_, T> {
         above: impl Fn(&Source<T>, usize, usize, T::Lanes<S>) -> Above<T::Lanes<S>>,
     ) {
         let mut sources = Sources::new::<S>(&self.call, self.limits.as_deref(), &lines, len);
+        sources.widened = Widened::new::<S, T>(&self.call, len);
         let (start, elements) = (lines.start * len, lines.len() * len);
         let lines = at_once::Lines {
             scores: self.call.scores.at(start, elements),

@@ -2,8 +2,8 @@
 
 use super::backward::{BackwardRows, Found};
 use super::logits::first_lanes;
-use super::short::{is_batched, Source, Sources, Windows};
-use crate::cpu::at_once::{begins_line, find_apart, Batches, BATCH_BYTES, SHORT};
+use super::short::{is_batched, AnyLogits, Source, Sources};
+use crate::cpu::at_once::{begins_line, find_apart, lines_of_batch, Batches, BATCH_BYTES};
 use crate::cpu::lanes::{each, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::{three_apart, CacheLines, Elements};
@@ -15,11 +15,13 @@ use std::ops::Range;
 /// What the logits of a batch, which exponentials replace, and the gradients of its results need room for, in numbers of 4 bytes.
 const BATCHES: usize = 2 * three_apart::<f32>(BATCH_BYTES / 4);
 
+/// Of longer lines in windows what is outside is worth leaving out: 256 causal bf16s take 0.7 of the time then.
+const MOST_IN_WINDOW: usize = 64;
+
 impl<T: Element> BackwardRows<'_, T> {
     /// Whether lines of this length are taken by [`short`](Self::short), given gradients of the scores' dtype.
     pub(super) fn is_short(&self, len: usize) -> bool {
-        // Of longer ones in windows what is outside is worth leaving out: 256 causal bf16s take 0.7 of the time then.
-        let is_short = is_batched::<T>(len) && (self.0.call.options.window.is_none() || len <= SHORT);
+        let is_short = is_batched::<T>(len) && (self.0.call.options.window.is_none() || len <= MOST_IN_WINDOW);
         is_short && self.0.call.has_neighbours()
     }
 
@@ -30,49 +32,26 @@ impl<T: Element> BackwardRows<'_, T> {
     #[inline(always)]
     pub(super) unsafe fn short<S: Simd>(&self, lines: Range<usize>, len: usize, g: Elements<T>) {
         let call = &self.0.call;
-        let [scale, none] = [call.scale, T::Real::NEG_INFINITY].map(T::Lanes::<S>::splat);
-        let cap: Option<[T::Lanes<S>; 2]> = call.cap.map(|(inverse, cap)| [inverse, cap].map(Number::splat));
-        let bias = call.bias.is_some() && call.geometry.bias_step != 0;
-        let windowed = call.options.window.is_some();
-        let window_masks = windowed && Windows::are_masks::<S, T>(call);
-        let (mask, limited) = (call.mask.is_some() || window_masks, windowed && !window_masks);
-        // A loop of its own for what there is most.
-        let out = self.0.scores.filter(|_| self.0.logits.is_none() && cap.is_none() && call.options.dropout.is_none());
+        let any = AnyLogits::<T::Lanes<S>>::new::<S, T>(call, false, len);
+        let alone = call.bias.is_none() && any.cap.is_none() && !any.mask && !any.limited;
+        let scale = T::Lanes::<S>::splat(call.scale);
+        let plain =
+            self.0.scores.is_some() && self.0.logits.is_none() && any.cap.is_none() && call.options.dropout.is_none();
         // SAFETY of the block: the elements are there; the rest by the caller's promise.
         unsafe {
-            let read = {
-                #[inline(always)]
-                move |from: *const T, i: usize, count| T::read::<S>(from.add(i), count, T::Real::ZERO)
-            };
             let scaled = {
                 #[inline(always)]
-                move |of: &Source<T>, i: usize, count| read(of.scores, i, count) * scale
+                move |of: &Source<T>, i: usize, count| T::read::<S>(of.scores.add(i), count, T::Real::ZERO) * scale
             };
             let any = {
                 #[inline(always)]
-                move |of: &Source<T>, i: usize, count: usize| {
-                    let bias = if bias { read(of.bias, i, count) } else { T::Lanes::<S>::splat(of.shift) };
-                    let mut logit = match cap {
-                        Some([inverse, cap]) => (read(of.scores, i, count) * inverse).tanh().mul_add(cap, bias),
-                        None => read(of.scores, i, count).mul_add(scale, bias),
-                    };
-                    if mask {
-                        logit = logit.where_some_kept(of.mask.add(i), count, T::Real::NEG_INFINITY);
-                    }
-                    if limited {
-                        // What does not take part may be NaN.
-                        let limit = T::Lanes::<S>::load(of.number.add(i));
-                        logit = limit.if_less(T::Lanes::<S>::splat(T::Real::ZERO), none, logit);
-                    }
-                    logit
-                }
+                move |of: &Source<T>, i: usize, count| any.of::<S, T>(of, i, count)
             };
-            match out {
-                Some(_) if call.bias.is_none() && !mask && !limited => {
-                    self.in_batches::<S, true>(lines, len, g, scaled)
-                }
-                Some(_) => self.in_batches::<S, true>(lines, len, g, any),
-                None => self.in_batches::<S, false>(lines, len, g, any),
+            // A loop of its own for what there is most.
+            match (plain, alone) {
+                (true, true) => self.in_batches::<S, true>(lines, len, g, scaled),
+                (true, false) => self.in_batches::<S, true>(lines, len, g, any),
+                (false, _) => self.in_batches::<S, false>(lines, len, g, any),
             }
         }
     }
@@ -113,10 +92,9 @@ impl<T: Element> BackwardRows<'_, T> {
         let log = call.is_log();
         let [zero, half, one] = [T::Real::ZERO, T::Real::nearest(0.5), T::Real::ONE].map(T::Lanes::<S>::splat);
         let [none, lowest] = [T::Real::NEG_INFINITY, T::Real::LOWEST].map(T::Lanes::<S>::splat);
-        let factor = call.options.dropout.map_or(1.0, |dropout| dropout.kept_scale());
-        let factor = T::Lanes::<S>::splat(T::Real::nearest(factor));
+        let factor = T::Lanes::<S>::splat(call.most());
         let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
-        let most = 1 << (BATCH_BYTES / size_of::<T::Real>() / room).min(T::Lanes::<S>::COUNT).ilog2();
+        let most = lines_of_batch::<S, T>(room);
         let batch_room = three_apart::<T::Real>(most * room);
         let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; BATCHES]);
         assert!(2 * batch_room <= BATCHES);
