@@ -3,9 +3,9 @@
 //! while they are too different.
 
 use super::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
-use super::level::Simd;
+use super::level::{is_intel, Simd};
 use super::memory::{three_apart, CacheLines, CACHE_LINE};
-use super::rows::{ahead_if, MOST_OF_SAMPLE};
+use super::rows::{FAR, MOST_OF_SAMPLE, NEAR};
 use super::streamed::Streamed;
 use super::{units_per_task, Element};
 use crate::state::{Number, Real};
@@ -27,8 +27,10 @@ pub(super) const FAR_AWAY: u8 = 2;
 /// … or which elements are in the line's window, whose vectors outside of it need no exponentials: causal lines of 64 f32s take 240 µs, with
 /// all of them 253, and a softmax 205.
 pub(super) const WINDOW: u8 = 3;
-/// With numbers beside them scores and results are asked for so many bytes ahead, or the first cache loses what has not been used yet: (64,
-/// 1000, 128) f32s with a bias of (1000, 128) take 1.8 ms, twice as far ahead 2.1; with a bias of as many 2.8 and 3.0.
+/// Scores and results are not asked for, or [`NEAR`] or [`FAR`] ahead.
+pub(super) const NOT_ASKED: usize = 0;
+/// With numbers beside them that is so many bytes instead of [`FAR`], or the first cache loses what has not been used yet: (64, 1000, 128)
+/// f32s with a bias of (1000, 128) take 1.8 ms, twice as far ahead 2.1; with a bias of as many 2.8 and 3.0.
 const AHEAD_BESIDE: usize = 4096;
 
 /// What a sum is to be at least. Then the maximum of 256 elements is at most e⁹ times less than the reference, as it is at most that much
@@ -37,7 +39,7 @@ const LEAST_SUM: f64 = 1.0 / 64.0;
 /// Lines whose maxima are so close to each other's have sums that are neither too small nor too great.
 const CLOSE: f64 = 4.0;
 /// A batch of which one in so many lines is not so is one for which it takes less time to find the maxima first.
-const FAR: usize = 4;
+const ONE_FAR_IN: usize = 4;
 
 /// Lines in their order, a batch at a time.
 pub(super) trait Batches<T: Element> {
@@ -249,9 +251,25 @@ pub(super) unsafe fn find_apart<S: Simd, T: Element>(
     }
 }
 
+/// How many bytes [`at_once`] asks ahead, for results that leave the caches or do not. In the caches Intel's CPUs do, for whom lines of 64 f32s,
+/// 256 KB, 1 MB and 8 MB, took 15, 65 and 690 µs, and asked for 9, 37 and 530 (one thread of an Emerald Rapids; a copy 6, 32 and 530). So near
+/// was not measured on AMD's, where 8 MB take a Zen 5 1.1 to 1.2 copies as it is. Those of half precision take as long either way.
+#[inline(always)]
+pub(super) fn asks_ahead<T: Element>(leaves_caches: bool) -> usize {
+    match leaves_caches {
+        true => FAR,
+        false if has_near::<T>() && is_intel() => NEAR,
+        false => NOT_ASKED,
+    }
+}
+/// Whether it may be [`NEAR`] for this type.
+pub(super) const fn has_near<T: Element>() -> bool {
+    size_of::<T>() == size_of::<T::Real>()
+}
+
 /// Writes probabilities. While one batch is summed, the results of the one before are written.
 /// `above(line, start, count, reference)` makes a vector of logits, and `ask(line, start)` asks for what it is made from. `LEN`: that of the
-/// lines, or 0 for any. `LEAVES_CACHES`: as of [`ahead_if`]. `BESIDE`: what a line is made from beside its scores.
+/// lines, or 0 for any. `AHEAD`: as of [`asks_ahead`]. `BESIDE`: what a line is made from beside its scores.
 ///
 /// # Safety
 /// The CPU has the instructions of `S`, whose vectors [saturate](Lanes::SATURATES); the lines are there, their `len` is 1 to 256, and `to` is
@@ -262,7 +280,7 @@ pub(super) unsafe fn at_once<
     T: Element,
     B: Batches<T>,
     const LEN: usize,
-    const LEAVES_CACHES: bool,
+    const AHEAD: usize,
     const BESIDE: u8,
 >(
     batches: &mut B,
@@ -280,9 +298,18 @@ pub(super) unsafe fn at_once<
     let mut kept = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; BATCHES]);
     assert!(2 * batch_room <= BATCHES);
     let kept = kept.0.as_mut_ptr().cast::<T::Real>();
-    // In the caches it takes less time not to ask, but for three tensors.
-    let distance = if matches!(BESIDE, NOTHING | WINDOW) { ahead_if::<T>(true) } else { AHEAD_BESIDE / size_of::<T>() };
-    let distance = (LEAVES_CACHES || BESIDE == FAR_AWAY).then_some(distance);
+    let distance = const {
+        // Three tensors are asked for in any case.
+        let bytes = match (AHEAD, BESIDE) {
+            (NOT_ASKED, FAR_AWAY) | (FAR, NEARBY | FAR_AWAY) => AHEAD_BESIDE,
+            _ => AHEAD,
+        };
+        if bytes == NOT_ASKED {
+            None
+        } else {
+            Some(bytes / size_of::<T>())
+        }
+    };
     let [least_sum, most_sum] = [LEAST_SUM, MOST_OF_SAMPLE].map(T::Real::nearest);
     // Of the batch that is summed: vectors whose sums these are, and what exponentials are relative to; of the one that is written: what
     // they are multiplied with.
@@ -293,7 +320,7 @@ pub(super) unsafe fn at_once<
     let in_all = count.div_ceil(most);
     // What a task of these lines begins with, alone or among others: results do not tell by how many threads they were written.
     let batches_of_task = units_per_task(len) / most;
-    let mut streamed = (LEAVES_CACHES && streams).then(|| Streamed::<T::Lanes<S>>::new(to.cast()));
+    let mut streamed = (AHEAD == FAR && streams).then(|| Streamed::<T::Lanes<S>>::new(to.cast()));
     // How many lines were found, and the first of these that has not been in a batch yet
     let (mut in_found, mut next_found) = (0, 0);
     for step in 0..in_all + 1 {
@@ -476,7 +503,7 @@ pub(super) unsafe fn at_once<
                     |&&max: &&T::Real| common.is_some_and(|common| max - common > close || common - max > close);
                 far = references[..to_sum].iter().filter(is_far).count();
             }
-            if FAR * far > to_sum {
+            if ONE_FAR_IN * far > to_sum {
                 common = None;
             }
         }

@@ -184,6 +184,18 @@ impl Level {
     }
 }
 
+/// Whether the CPU is one of Intel's.
+pub(super) fn is_intel() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // The instruction takes a virtual machine microseconds.
+        static IS: OnceLock<bool> = OnceLock::new();
+        *IS.get_or_init(super::x86::is_intel)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

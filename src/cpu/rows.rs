@@ -1,6 +1,6 @@
 //! Lines along the last dimension: each is contiguous.
 
-use super::at_once::{self, Above, Batches, SHORT};
+use super::at_once::{self, asks_ahead, has_near, Above, Batches, NOT_ASKED, SHORT};
 use super::element::Keep;
 use super::lanes::{each, fold, sum_of_long_terms, sum_seen, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
@@ -51,11 +51,11 @@ pub(super) fn most_of<R: Real>(count: usize) -> R {
 const LEAVES_SECOND: usize = 1 << 19;
 
 /// Lines that come from the third cache are asked for so many bytes before they are read: 512 × 512 f32s take a Zen 5 26 µs, with twice
-/// as many or half of them 28, and with a line's 30.
-const NEAR: usize = 1024;
+/// as many or half of them 28, and with a line's 30. See also [`asks_ahead`].
+pub(super) const NEAR: usize = 1024;
 
 /// The same of those that come from memory.
-const FAR: usize = ahead_if::<u8>(true);
+pub(super) const FAR: usize = ahead_if::<u8>(true);
 
 /// Gradients of lines of this length or more are written to aligned addresses where vectors are whole: of shorter ones it takes more.
 const ALIGN_GRADIENTS_FROM: usize = 1024;
@@ -381,7 +381,7 @@ impl<T: Element> Softmax<'_, T> {
     /// # Safety
     /// As of [`Pass::whole`], with 0 < `len` ≤ [`FAR_APART`], and vectors that [saturate](Lanes::SATURATES).
     #[inline(always)]
-    unsafe fn at_once<S: Simd, const LEN: usize, const LEAVES_CACHES: bool>(&self, lines: Range<usize>, len: usize) {
+    unsafe fn at_once<S: Simd, const LEN: usize, const AHEAD: usize>(&self, lines: Range<usize>, len: usize) {
         let (start, elements) = (lines.start * len, lines.len() * len);
         let lines = at_once::Lines {
             scores: self.0.src.at(start, elements),
@@ -394,7 +394,7 @@ impl<T: Element> Softmax<'_, T> {
         };
         // SAFETY: the elements are there; the rest by the caller's promise.
         unsafe {
-            at_once::at_once::<S, T, _, LEN, LEAVES_CACHES, { at_once::NOTHING }>(
+            at_once::at_once::<S, T, _, LEN, AHEAD, { at_once::NOTHING }>(
                 &mut Plain,
                 lines,
                 #[inline(always)]
@@ -718,12 +718,16 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
             if len <= if keep == Keep::Nowhere { MAX_KEPT } else { most_kept::<S, T>() } {
                 return match self.0.output {
                     Output::Probability if T::Lanes::<S>::SATURATES && len > FAR_APART => self.sampled::<S>(lines, len),
-                    Output::Probability if T::Lanes::<S>::SATURATES => match (len, self.leaves_caches::<S>(len)) {
-                        (SHORT, true) => self.at_once::<S, SHORT, true>(lines, len),
-                        (SHORT, false) => self.at_once::<S, SHORT, false>(lines, len),
-                        (_, true) => self.at_once::<S, 0, true>(lines, len),
-                        (_, false) => self.at_once::<S, 0, false>(lines, len),
-                    },
+                    Output::Probability if T::Lanes::<S>::SATURATES => {
+                        match (len, asks_ahead::<T>(self.leaves_caches::<S>(len))) {
+                            (SHORT, FAR) => self.at_once::<S, SHORT, FAR>(lines, len),
+                            (_, FAR) => self.at_once::<S, 0, FAR>(lines, len),
+                            (SHORT, NEAR) if const { has_near::<T>() } => self.at_once::<S, SHORT, NEAR>(lines, len),
+                            (_, NEAR) if const { has_near::<T>() } => self.at_once::<S, 0, NEAR>(lines, len),
+                            (SHORT, _) => self.at_once::<S, SHORT, NOT_ASKED>(lines, len),
+                            _ => self.at_once::<S, 0, NOT_ASKED>(lines, len),
+                        }
+                    }
                     Output::Probability => self.short::<S>(lines, len, Output::Probability),
                     Output::LogProbability => self.short::<S>(lines, len, Output::LogProbability),
                 };

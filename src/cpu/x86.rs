@@ -29,6 +29,14 @@ pub(super) fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512vl")
 }
 
+pub(super) fn is_intel() -> bool {
+    // Not unsafe in newer versions of the standard library
+    #[allow(unused_unsafe)]
+    // SAFETY: all CPUs of x86-64 have the instruction.
+    let vendor = unsafe { __cpuid(0) };
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
+}
+
 #[derive(Clone, Copy)]
 pub(crate) struct F32x8(__m256);
 #[derive(Clone, Copy)]

@@ -3,15 +3,18 @@
 
 use super::logits::{first_lanes, keep_along, Call, Steps};
 use super::rows::Rows;
-use crate::cpu::at_once::{self, line_results, Above, Batches, BATCH_BYTES, FAR_AWAY, NEARBY, NOTHING, SHORT, WINDOW};
+use crate::cpu::at_once::{
+    self, asks_ahead, has_near, line_results, Above, Batches, BATCH_BYTES, FAR_AWAY, NEARBY, NOTHING, NOT_ASKED, SHORT,
+    WINDOW,
+};
 use crate::cpu::element::Keep;
 use crate::cpu::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::{four_apart, leaves_caches, three_apart, CacheLines, Elements, KeptLines, Scratch};
 use crate::cpu::random;
 use crate::cpu::rows::{
-    ahead, ahead_if, block, blocks, most_kept, most_of, rescale, sum_of_blocks, AHEAD_BLOCKS, BLOCK_VECTORS,
-    LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, SAMPLE_VECTORS,
+    ahead, ahead_if, block, blocks, most_kept, most_of, rescale, sum_of_blocks, AHEAD_BLOCKS, BLOCK_VECTORS, FAR,
+    LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, NEAR, SAMPLE_VECTORS,
 };
 use crate::cpu::statistics::one;
 use crate::cpu::streamed::{streams, Streamed};
@@ -986,11 +989,18 @@ impl<T: Element> Rows<'_, T> {
     ) {
         // SAFETY: as promised by the caller.
         unsafe {
-            match (len, leaves_caches(&out) || streams::<S, T>(Some(&self.call.scores), &out, len)) {
-                (SHORT, true) => self.at_once::<S, SHORT, true, BESIDE>(lines, len, out, ask, above),
-                (SHORT, false) => self.at_once::<S, SHORT, false, BESIDE>(lines, len, out, ask, above),
-                (_, true) => self.at_once::<S, 0, true, BESIDE>(lines, len, out, ask, above),
-                (_, false) => self.at_once::<S, 0, false, BESIDE>(lines, len, out, ask, above),
+            let leaves_caches = leaves_caches(&out) || streams::<S, T>(Some(&self.call.scores), &out, len);
+            match (len, asks_ahead::<T>(leaves_caches)) {
+                (SHORT, FAR) => self.at_once::<S, SHORT, FAR, BESIDE>(lines, len, out, ask, above),
+                (_, FAR) => self.at_once::<S, 0, FAR, BESIDE>(lines, len, out, ask, above),
+                (SHORT, NEAR) if const { has_near::<T>() } => {
+                    self.at_once::<S, SHORT, NEAR, BESIDE>(lines, len, out, ask, above)
+                }
+                (_, NEAR) if const { has_near::<T>() } => {
+                    self.at_once::<S, 0, NEAR, BESIDE>(lines, len, out, ask, above)
+                }
+                (SHORT, _) => self.at_once::<S, SHORT, NOT_ASKED, BESIDE>(lines, len, out, ask, above),
+                _ => self.at_once::<S, 0, NOT_ASKED, BESIDE>(lines, len, out, ask, above),
             }
         }
     }
@@ -1000,7 +1010,7 @@ impl<T: Element> Rows<'_, T> {
     /// # Safety
     /// As of [`short`](Self::short), with vectors that [saturate](Lanes::SATURATES).
     #[inline(never)]
-    unsafe fn at_once<S: Simd, const LEN: usize, const LEAVES_CACHES: bool, const BESIDE: u8>(
+    unsafe fn at_once<S: Simd, const LEN: usize, const AHEAD: usize, const BESIDE: u8>(
         &self,
         lines: Range<usize>,
         len: usize,
@@ -1024,7 +1034,7 @@ impl<T: Element> Rows<'_, T> {
         unsafe {
             S::enter(
                 #[inline(always)]
-                || at_once::at_once::<S, T, _, LEN, LEAVES_CACHES, BESIDE>(&mut sources, lines, ahead, above),
+                || at_once::at_once::<S, T, _, LEN, AHEAD, BESIDE>(&mut sources, lines, ahead, above),
             )
         }
     }
