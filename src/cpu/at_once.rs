@@ -4,9 +4,9 @@
 
 use super::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use super::level::{is_intel, Simd};
-use super::memory::{three_apart, CacheLines, CACHE_LINE};
-use super::rows::{FAR, MOST_OF_SAMPLE, NEAR};
-use super::streamed::Streamed;
+use super::memory::{leaves_caches, three_apart, CacheLines, Elements, CACHE_LINE};
+use super::rows::{FAR, MOST_OF_SAMPLE, NEAR, NOT_ASKED};
+use super::streamed::{streams, Streamed};
 use super::{units_per_task, Element};
 use crate::state::{Number, Real};
 use std::mem::MaybeUninit;
@@ -27,9 +27,7 @@ pub(super) const FAR_AWAY: u8 = 2;
 /// … or which elements are in the line's window, whose vectors outside of it need no exponentials: causal lines of 64 f32s take 240 µs, with
 /// all of them 253, and a softmax 205.
 pub(super) const WINDOW: u8 = 3;
-/// Scores and results are not asked for, or [`NEAR`] or [`FAR`] ahead.
-pub(super) const NOT_ASKED: usize = 0;
-/// With numbers beside them that is so many bytes instead of [`FAR`], or the first cache loses what has not been used yet: (64, 1000, 128)
+/// With numbers beside them scores and results are asked for so many bytes ahead instead of [`FAR`], or the first cache loses what has not been used yet: (64, 1000, 128)
 /// f32s with a bias of (1000, 128) take 1.8 ms, twice as far ahead 2.1; with a bias of as many 2.8 and 3.0.
 const AHEAD_BESIDE: usize = 4096;
 
@@ -251,17 +249,21 @@ pub(super) unsafe fn find_apart<S: Simd, T: Element>(
     }
 }
 
-/// How many bytes [`at_once`] asks ahead, for results that leave the caches or do not. In the caches Intel's CPUs do, for whom lines of 64 f32s,
+/// How many bytes [`at_once`] asks ahead for lines of `len` results: [`FAR`] if these are not to be in the caches, at once or later, or
+/// [`NEAR`] or [`NOT_ASKED`]. In the caches Intel's CPUs ask, for whom lines of 64 f32s,
 /// 256 KB, 1 MB and 8 MB, took 15, 65 and 690 µs, and asked for 9, 37 and 530 (one thread of an Emerald Rapids; a copy 6, 32 and 530). So near
 /// was not measured on AMD's, where 8 MB take a Zen 5 1.1 to 1.2 copies as it is. Those of half precision take as long either way.
 #[inline(always)]
-pub(super) fn asks_ahead<T: Element>(leaves_caches: bool) -> usize {
-    match leaves_caches {
-        true => FAR,
-        false if has_near::<T>() && is_intel() => NEAR,
-        false => NOT_ASKED,
+pub(super) fn asks_ahead<S: Simd, T: Element>(input: &Elements<T>, out: &Elements<T>, len: usize) -> usize {
+    if leaves_caches(out) || streams::<S, T>(Some(input), out, len) {
+        FAR
+    } else if has_near::<T>() && is_intel() {
+        NEAR
+    } else {
+        NOT_ASKED
     }
 }
+
 /// Whether it may be [`NEAR`] for this type.
 pub(super) const fn has_near<T: Element>() -> bool {
     size_of::<T>() == size_of::<T::Real>()
@@ -298,18 +300,12 @@ pub(super) unsafe fn at_once<
     let mut kept = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; BATCHES]);
     assert!(2 * batch_room <= BATCHES);
     let kept = kept.0.as_mut_ptr().cast::<T::Real>();
-    let distance = const {
-        // Three tensors are asked for in any case.
-        let bytes = match (AHEAD, BESIDE) {
-            (NOT_ASKED, FAR_AWAY) | (FAR, NEARBY | FAR_AWAY) => AHEAD_BESIDE,
-            _ => AHEAD,
-        };
-        if bytes == NOT_ASKED {
-            None
-        } else {
-            Some(bytes / size_of::<T>())
-        }
+    // Three tensors are asked for in any case.
+    let ahead = match (AHEAD, BESIDE) {
+        (NOT_ASKED, FAR_AWAY) | (FAR, NEARBY | FAR_AWAY) => AHEAD_BESIDE,
+        _ => AHEAD,
     };
+    let distance = (ahead > 0).then_some(ahead / size_of::<T>());
     let [least_sum, most_sum] = [LEAST_SUM, MOST_OF_SAMPLE].map(T::Real::nearest);
     // Of the batch that is summed: vectors whose sums these are, and what exponentials are relative to; of the one that is written: what
     // they are multiplied with.

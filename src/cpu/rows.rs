@@ -1,6 +1,6 @@
 //! Lines along the last dimension: each is contiguous.
 
-use super::at_once::{self, asks_ahead, has_near, Above, Batches, NOT_ASKED, SHORT};
+use super::at_once::{self, asks_ahead, has_near, Above, Batches, SHORT};
 use super::element::Keep;
 use super::lanes::{each, fold, sum_of_long_terms, sum_seen, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
@@ -56,6 +56,9 @@ pub(super) const NEAR: usize = 1024;
 
 /// The same of those that come from memory.
 pub(super) const FAR: usize = ahead_if::<u8>(true);
+
+/// … and of those that are not.
+pub(super) const NOT_ASKED: usize = 0;
 
 /// Gradients of lines of this length or more are written to aligned addresses where vectors are whole: of shorter ones it takes more.
 const ALIGN_GRADIENTS_FROM: usize = 1024;
@@ -369,11 +372,6 @@ impl<T: Element> Softmax<'_, T> {
                 streamed.finish();
             }
         }
-    }
-
-    /// Whether results are not to be in the caches, at once or later.
-    fn leaves_caches<S: Simd>(&self, len: usize) -> bool {
-        leaves_caches(&self.0.out) || streams::<S, T>(Some(&self.0.src), &self.0.out, len)
     }
 
     /// Short lines that are read once: see [`at_once`].
@@ -719,7 +717,7 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
                 return match self.0.output {
                     Output::Probability if T::Lanes::<S>::SATURATES && len > FAR_APART => self.sampled::<S>(lines, len),
                     Output::Probability if T::Lanes::<S>::SATURATES => {
-                        match (len, asks_ahead::<T>(self.leaves_caches::<S>(len))) {
+                        match (len, asks_ahead::<S, T>(&self.0.src, &self.0.out, len)) {
                             (SHORT, FAR) => self.at_once::<S, SHORT, FAR>(lines, len),
                             (_, FAR) => self.at_once::<S, 0, FAR>(lines, len),
                             (SHORT, NEAR) if const { has_near::<T>() } => self.at_once::<S, SHORT, NEAR>(lines, len),
@@ -931,7 +929,7 @@ impl<T: Element> Backward<'_, T> {
         }
     }
 
-    /// Lines of a block, log-softmax's if `LOG`. `AHEAD`: how many bytes as of [`sum`](Self::sum), 0 for none; where `NEXT`,
+    /// Lines of a block, log-softmax's if `LOG`. `AHEAD`: how many bytes as of [`sum`](Self::sum), or [`NOT_ASKED`]; where `NEXT`,
     /// [`gradients`](Self::gradients) asks a line ahead. In a function of its own, which keeps in registers what its loops need: a load from the
     /// stack waits for stores before it, too.
     ///
@@ -994,9 +992,11 @@ impl<T: Element> Backward<'_, T> {
                     (true, _, Output::Probability) => Self::blocks::<S, S::Half, false, FAR, false>(all, elements, len),
                     (true, _, Output::LogProbability) => Self::blocks::<S, S, true, FAR, false>(all, elements, len),
                     (_, true, Output::Probability) => Self::blocks::<S, S, false, NEAR, true>(all, elements, len),
-                    (_, true, Output::LogProbability) => Self::blocks::<S, S, true, 0, true>(all, elements, len),
-                    (_, _, Output::Probability) => Self::blocks::<S, S, false, 0, false>(all, elements, len),
-                    (_, _, Output::LogProbability) => Self::blocks::<S, S, true, 0, false>(all, elements, len),
+                    (_, true, Output::LogProbability) => {
+                        Self::blocks::<S, S, true, NOT_ASKED, true>(all, elements, len)
+                    }
+                    (_, _, Output::Probability) => Self::blocks::<S, S, false, NOT_ASKED, false>(all, elements, len),
+                    (_, _, Output::LogProbability) => Self::blocks::<S, S, true, NOT_ASKED, false>(all, elements, len),
                 };
             }
             for start in (0..elements).step_by(len) {

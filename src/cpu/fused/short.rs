@@ -4,8 +4,7 @@
 use super::logits::{first_lanes, keep_along, Call, Steps};
 use super::rows::Rows;
 use crate::cpu::at_once::{
-    self, asks_ahead, has_near, line_results, Above, Batches, BATCH_BYTES, FAR_AWAY, NEARBY, NOTHING, NOT_ASKED, SHORT,
-    WINDOW,
+    self, asks_ahead, has_near, line_results, Above, Batches, BATCH_BYTES, FAR_AWAY, NEARBY, NOTHING, SHORT, WINDOW,
 };
 use crate::cpu::element::Keep;
 use crate::cpu::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
@@ -14,7 +13,7 @@ use crate::cpu::memory::{four_apart, leaves_caches, three_apart, CacheLines, Ele
 use crate::cpu::random;
 use crate::cpu::rows::{
     ahead, ahead_if, block, blocks, most_kept, most_of, rescale, sum_of_blocks, AHEAD_BLOCKS, BLOCK_VECTORS, FAR,
-    LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, NEAR, SAMPLE_VECTORS,
+    LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, NEAR, NOT_ASKED, SAMPLE_VECTORS,
 };
 use crate::cpu::statistics::one;
 use crate::cpu::streamed::{streams, Streamed};
@@ -989,8 +988,7 @@ impl<T: Element> Rows<'_, T> {
     ) {
         // SAFETY: as promised by the caller.
         unsafe {
-            let leaves_caches = leaves_caches(&out) || streams::<S, T>(Some(&self.call.scores), &out, len);
-            match (len, asks_ahead::<T>(leaves_caches)) {
+            match (len, asks_ahead::<S, T>(&self.call.scores, &out, len)) {
                 (SHORT, FAR) => self.at_once::<S, SHORT, FAR, BESIDE>(lines, len, out, ask, above),
                 (_, FAR) => self.at_once::<S, 0, FAR, BESIDE>(lines, len, out, ask, above),
                 (SHORT, NEAR) if const { has_near::<T>() } => {
