@@ -2,7 +2,7 @@
 //! relative to what the maximum of a line before was, and a sum tells where that was too far from its own. Maxima are found first only
 //! while they are too different.
 
-use super::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
+use super::lanes::{each, fold, sum_of_vectors, Lanes, Pack, MAX_LANES};
 use super::level::{is_intel, Simd};
 use super::memory::{leaves_caches, three_apart, CacheLines, Elements, CACHE_LINE};
 use super::rows::{FAR, MOST_OF_SAMPLE, NEAR, NOT_ASKED};
@@ -47,6 +47,9 @@ pub(super) trait Batches<T: Element> {
     type Found<'a>: Copy
     where
         Self: 'a;
+
+    /// Whether that is nothing but its scores, and [`line`](Self::line) needs nothing that is found.
+    const OF_SCORES: bool = false;
 
     /// Finds what the next lines are made from, of `count` that there are: some batches of `most` lines, or the last one, which may have
     /// fewer. Answers how many lines these are.
@@ -131,7 +134,7 @@ impl<V: Lanes> Above<V> {
     }
 }
 
-/// Lines that are to become probabilities.
+/// Lines that are to become probabilities, or their logarithms.
 pub(super) struct Lines<T: Element> {
     /// Where the first one's scores are, and the others' behind them, …
     pub scores: *const T,
@@ -155,11 +158,10 @@ pub(super) fn begins_line<S: Simd, T: Element>(i: usize) -> bool {
     T::Lanes::<S>::COUNT >= in_line || i.is_multiple_of(in_line)
 }
 
-/// What writes the results of a line, vector by vector.
+/// What writes the results of a line, vector by vector: its scaled exponentials, which are at `z`, times `scale`.
 ///
 /// # Safety
-/// The CPU has the instructions of `S`, the line's scaled exponentials are at `z`, `to` is valid for writes of the line, `keep`
-/// for reads of a byte for each and a vector more, and the function answered is called for vectors in a line.
+/// As of [`line_made`]; the exponentials are there.
 #[inline(always)]
 pub(super) unsafe fn line_results<'a, S: Simd, T: Element>(
     z: *const T::Real,
@@ -167,14 +169,36 @@ pub(super) unsafe fn line_results<'a, S: Simd, T: Element>(
     ahead: Option<usize>,
     scale: T::Real,
     keep: Option<*const u8>,
-    mut streamed: Option<&'a mut Streamed<T::Lanes<S>>>,
+    streamed: Option<&'a mut Streamed<T::Lanes<S>>>,
 ) -> impl FnMut(usize, usize) + 'a {
     let scale = T::Lanes::<S>::splat(scale);
+    let result = {
+        #[inline(always)]
+        // SAFETY: as promised by the caller.
+        move |i, _| unsafe { T::Lanes::<S>::load(z.add(i)) } * scale
+    };
+    // SAFETY: as promised by the caller.
+    unsafe { line_made::<S, T>(result, to, ahead, keep, streamed) }
+}
+
+/// What writes the results of a line, `result(start, count)`, vector by vector.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, `to` is valid for writes of the line, `keep`
+/// for reads of a byte for each and a vector more, and the function answered is called for vectors in a line.
+#[inline(always)]
+pub(super) unsafe fn line_made<'a, S: Simd, T: Element>(
+    result: impl Fn(usize, usize) -> T::Lanes<S> + 'a,
+    to: *mut T,
+    ahead: Option<usize>,
+    keep: Option<*const u8>,
+    mut streamed: Option<&'a mut Streamed<T::Lanes<S>>>,
+) -> impl FnMut(usize, usize) + 'a {
     #[inline(always)]
     move |i, count| {
         // SAFETY of the block: as promised by the caller.
         unsafe {
-            let mut result = T::Lanes::<S>::load(z.add(i)) * scale;
+            let mut result = result(i, count);
             if let Some(keep) = keep {
                 result = result.where_kept(keep.add(i), T::Real::ZERO);
             }
@@ -196,7 +220,7 @@ pub(super) unsafe fn line_results<'a, S: Simd, T: Element>(
 /// # Safety
 /// The CPU has the instructions of `S`, the line is there, and at `kept` is room for it up to a whole vector.
 #[inline(always)]
-unsafe fn line_sum<S: Simd, T: Element>(
+unsafe fn line_sum<S: Simd, T: Element, const VECTORS: usize>(
     len: usize,
     exp: impl Fn(usize, usize) -> T::Lanes<S>,
     kept: *mut T::Real,
@@ -204,7 +228,7 @@ unsafe fn line_sum<S: Simd, T: Element>(
     ask: impl Fn(usize),
     mut meanwhile: impl FnMut(usize, usize),
 ) -> T::Lanes<S> {
-    sum_of_long_terms(
+    sum_of_vectors::<_, VECTORS>(
         len,
         #[inline(always)]
         |i, count| {
@@ -223,11 +247,11 @@ unsafe fn line_sum<S: Simd, T: Element>(
     )
 }
 
-/// How many lines a batch has at most, which have so much `room` each: a power of two, so that tasks are whole batches, and no more than a
-/// vector has lanes.
+/// How many lines a batch of so many `bytes` has at most, which have so much `room` each: a power of two, so that tasks are whole batches, and
+/// no more than a vector has lanes.
 #[inline(always)]
-pub(super) fn lines_of_batch<S: Simd, T: Element>(room: usize) -> usize {
-    1 << (BATCH_BYTES / size_of::<T::Real>() / room).min(T::Lanes::<S>::COUNT).ilog2()
+pub(super) fn lines_of_batch<S: Simd, T: Element>(bytes: usize, room: usize) -> usize {
+    1 << (bytes / size_of::<T::Real>() / room).min(T::Lanes::<S>::COUNT).ilog2()
 }
 
 /// [`Batches::find`] in a function of its own: what it computes with would take the registers of the loop over lines.
@@ -271,17 +295,19 @@ pub(super) const fn has_near<T: Element>() -> bool {
 
 /// Writes probabilities. While one batch is summed, the results of the one before are written.
 /// `above(line, start, count, reference)` makes a vector of logits, and `ask(line, start)` asks for what it is made from. `LEN`: that of the
-/// lines, or 0 for any. `AHEAD`: as of [`asks_ahead`]. `BESIDE`: what a line is made from beside its scores.
+/// lines, or 0 for any; `VECTORS`: of how many they are, as of [`sum_of_vectors`]. `AHEAD`: as of [`asks_ahead`]. `BESIDE`: what a line is made
+/// from beside its scores.
 ///
 /// # Safety
-/// The CPU has the instructions of `S`, whose vectors [saturate](Lanes::SATURATES); the lines are there, their `len` is 1 to 256, and `to` is
-/// valid for writes of their results.
+/// The CPU has the instructions of `S`, whose vectors [saturate](Lanes::SATURATES); the lines are there, their `len` is 1 to 256 and what `LEN` and
+/// `VECTORS` say, and `to` is valid for writes of their results.
 #[inline(always)]
 pub(super) unsafe fn at_once<
     S: Simd,
     T: Element,
     B: Batches<T>,
     const LEN: usize,
+    const VECTORS: usize,
     const AHEAD: usize,
     const BESIDE: u8,
 >(
@@ -294,8 +320,8 @@ pub(super) unsafe fn at_once<
     let len = if LEN == 0 { lines.len } else { LEN };
     let ([zero, one, lowest], half) = ([T::Real::ZERO, T::Real::ONE, T::Real::LOWEST], T::Real::nearest(0.5));
     let drops = batches.drops();
-    let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
-    let most = lines_of_batch::<S, T>(room);
+    let room = if VECTORS == 0 { len.next_multiple_of(T::Lanes::<S>::COUNT) } else { VECTORS * T::Lanes::<S>::COUNT };
+    let most = lines_of_batch::<S, T>(BATCH_BYTES, room);
     let batch_room = three_apart::<T::Real>(most * room);
     let mut kept = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; BATCHES]);
     assert!(2 * batch_room <= BATCHES);
@@ -355,13 +381,15 @@ pub(super) unsafe fn at_once<
                 #[inline(always)]
                 |i: usize| {
                     let line = line_of(i);
-                    let max = fold(
-                        len,
-                        T::Lanes::<S>::splat(lowest),
+                    let greater = {
                         #[inline(always)]
-                        |max, i, count| above(&line, i, count, T::Lanes::<S>::splat(zero)).values().or_greater(max),
-                        T::Lanes::<S>::or_greater,
-                    );
+                        |max, i, count| above(&line, i, count, T::Lanes::<S>::splat(zero)).values().or_greater(max)
+                    };
+                    let none = T::Lanes::<S>::splat(lowest);
+                    let max = match VECTORS {
+                        1 => greater(none, 0, len),
+                        _ => fold(len, none, greater, T::Lanes::<S>::or_greater),
+                    };
                     batches.sinks(of_found).map_or(lowest, |sinks| sinks[i]).or_greater(max.max_across())
                 }
             };
@@ -377,7 +405,7 @@ pub(super) unsafe fn at_once<
                 #[inline(always)]
                 |i: usize, keep| {
                     let (line, reference) = (line_of(i), T::Lanes::<S>::splat(references[i]));
-                    line_sum::<S, T>(
+                    line_sum::<S, T, VECTORS>(
                         len,
                         #[inline(always)]
                         |i, count| above(&line, i, count, reference).scaled_exp(),
@@ -415,7 +443,7 @@ pub(super) unsafe fn at_once<
             } else {
                 for i in 0..to_sum {
                     let (line, reference) = (line_of(i), T::Lanes::<S>::splat(references[i]));
-                    sums[i] = line_sum::<S, T>(
+                    sums[i] = line_sum::<S, T, VECTORS>(
                         len,
                         #[inline(always)]
                         |i, count| above(&line, i, count, reference).scaled_exp(),
@@ -466,7 +494,7 @@ pub(super) unsafe fn at_once<
                     // From logits that are rounded, as their maximum is: those that are not may be too far from it if it is great.
                     if common.is_some() || references[i] > lowest {
                         let (line, reference) = (line_of(i), T::Lanes::<S>::splat(references[i]));
-                        let sum = line_sum::<S, T>(
+                        let sum = line_sum::<S, T, VECTORS>(
                             len,
                             #[inline(always)]
                             |i, count| {

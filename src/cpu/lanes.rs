@@ -459,6 +459,33 @@ pub(super) fn sum_of_long_terms<V: Lanes>(
     sum
 }
 
+/// The same for what is of so many `VECTORS`, up to 4, which needs no loops; or 0 for any.
+#[inline(always)]
+pub(super) fn sum_of_vectors<V: Lanes, const VECTORS: usize>(
+    len: usize,
+    mut term: impl FnMut(usize, usize) -> V,
+    mut see: impl FnMut(usize, usize, V),
+) -> V {
+    if VECTORS == 0 {
+        return sum_of_long_terms(len, term, see);
+    }
+    let mut terms = [no_sum::<V>(); 4];
+    let of_vector = |vector: usize| if vector + 1 < VECTORS { V::COUNT } else { len - vector * V::COUNT };
+    for (vector, of) in terms.iter_mut().enumerate().take(VECTORS) {
+        *of = term(vector * V::COUNT, of_vector(vector));
+    }
+    for (vector, &of) in terms.iter().enumerate().take(VECTORS) {
+        see(vector * V::COUNT, of_vector(vector), of);
+    }
+    let [a, b, c, d] = terms;
+    match VECTORS {
+        1 => a,
+        2 => a + b,
+        3 => a + b + c,
+        _ => (a + b) + (c + d),
+    }
+}
+
 /// Items without vector instructions of our own. Loops over a few lanes become what vectors the target has for sure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Array<T, const N: usize>(pub [T; N]);

@@ -217,10 +217,6 @@ pub(super) struct KeptLines<R> {
     start: *mut R,
     /// Elements from one line's room to the next.
     room: usize,
-    /// How many lines there are; a power of two.
-    ring: usize,
-    /// Whether each is given its place.
-    each: bool,
     /// By how many bytes every other line lies further behind.
     further: usize,
 }
@@ -231,28 +227,17 @@ impl<R> KeptLines<R> {
 
     /// For lines of `len` numbers, whole vectors, each of which is written while the next one is summed.
     pub fn new<T>(memory: &mut [MaybeUninit<R>], len: usize) -> Self {
-        let (ring, room) = (2, (len + Self::BESIDE).next_multiple_of(line_of::<R>()));
-        assert!(ring * room <= memory.len());
+        let room = (len + Self::BESIDE).next_multiple_of(line_of::<R>());
+        assert!(2 * room <= memory.len());
         let step = len * size_of::<T>() % PAGE;
         let further = if step > 0 && step < STORED { STORED } else { 0 };
-        Self { start: memory.as_mut_ptr().cast(), room, ring, each: true, further }
-    }
-
-    /// The same for short lines, which are written while the one `later` is summed, and of which the first is given its place, where
-    /// its input and output begin there: for each it would take too long.
-    pub fn of_short<T>(memory: &mut [MaybeUninit<R>], len: usize, later: usize, from: *const T, to: *const T) -> Self {
-        let ring = (later + 1).next_power_of_two();
-        assert!(ring * len + Self::BESIDE <= memory.len());
-        Self { start: clear_of(memory.as_mut_ptr().cast(), from, to), room: len, ring, each: false, further: 0 }
+        Self { start: memory.as_mut_ptr().cast(), room, further }
     }
 
     /// Where this line's are, whose input and output begin there.
     #[inline(always)]
     pub fn at<T>(&self, line: usize, from: *const T, to: *const T) -> *mut R {
-        let start = self.start.wrapping_add((line & (self.ring - 1)) * self.room);
-        if !self.each {
-            return start;
-        }
+        let start = self.start.wrapping_add(line % 2 * self.room);
         clear_of(start, from, to).wrapping_byte_add(line % 2 * self.further)
     }
 }

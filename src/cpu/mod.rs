@@ -14,6 +14,7 @@ pub(crate) mod exp;
 mod few_rows;
 pub(crate) mod fused;
 mod held;
+mod in_batches;
 pub(crate) mod lanes;
 mod level;
 mod memory;

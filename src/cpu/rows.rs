@@ -1,7 +1,8 @@
 //! Lines along the last dimension: each is contiguous.
 
-use super::at_once::{self, asks_ahead, has_near, Above, Batches, SHORT};
+use super::at_once::{self, asks_ahead, has_near, Above, Batches, Lines, SHORT};
 use super::element::Keep;
+use super::in_batches::{in_batches, BATCH_LINE};
 use super::lanes::{each, fold, sum_of_long_terms, sum_seen, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
 use super::memory::{leaves_caches, CacheLines, Elements, KeptLines, Scratch, CACHE_LINE};
@@ -28,12 +29,8 @@ pub(super) const MAX_KEPT_LONG: usize = 1 << 18;
 /// f32s took half the time then on an Emerald Rapids; with AVX2 it is 0.77 there and 1.35 on a Zen 3.
 const KEPT_OF_LONG_VECTORS: usize = 2048;
 
-/// Short lines are this far apart at most that are in work together: one behind the other the first is read, …
-const MAX_LAG: usize = 2;
-/// … one is summed and one written.
-const IN_WORK: usize = (2 * MAX_LAG + 1).next_power_of_two();
-/// Lines up to this length are that far apart, others are neighbours.
-pub(super) const FAR_APART: usize = 256;
+/// Of one line the maximum is found, one is summed and one written; a power of two.
+const IN_WORK: usize = 4;
 /// Longer lines, up to [`MAX_KEPT`], are summed relative to the maximum of so many vectors, where exponentials tell if that was too
 /// little.
 pub(super) const SAMPLE_VECTORS: usize = 4;
@@ -291,14 +288,12 @@ impl<T: Element> Softmax<'_, T> {
     #[inline(always)]
     unsafe fn short<S: Simd>(&self, lines: Range<usize>, len: usize, output: Output) {
         let mut kept = short_kept();
-        // How far apart the lines are.
-        let lag = if len <= FAR_APART { MAX_LAG } else { 1 };
-        let (short, count) = (Short::new::<S>(&self.0, &lines, len, &mut kept, lag, output), lines.len());
+        let (short, count) = (Short::new::<S>(&self.0, &lines, len, &mut kept, 1, output), lines.len());
         let mut found = [Normalizer { max: T::Real::ZERO, sum: T::Real::ONE }; IN_WORK];
-        for step in 0..count + 2 * lag {
+        for step in 0..count + 2 {
             let read = (step < count).then_some(step);
-            let summed = step.checked_sub(lag).filter(|&line| line < count);
-            let written = step.checked_sub(2 * lag);
+            let summed = step.checked_sub(1).filter(|&line| line < count);
+            let written = step.checked_sub(2);
             // SAFETY of the block: the lines are there; `kept` has room for as many as are between their sum and their
             // results, and is read where it was written; the rest by the caller's promise.
             unsafe {
@@ -374,14 +369,11 @@ impl<T: Element> Softmax<'_, T> {
         }
     }
 
-    /// Short lines that are read once: see [`at_once`].
-    ///
-    /// # Safety
-    /// As of [`Pass::whole`], with 0 < `len` ≤ [`FAR_APART`], and vectors that [saturate](Lanes::SATURATES).
+    /// The short lines of batches.
     #[inline(always)]
-    unsafe fn at_once<S: Simd, const LEN: usize, const AHEAD: usize>(&self, lines: Range<usize>, len: usize) {
+    fn batched<S: Simd>(&self, lines: Range<usize>, len: usize) -> Lines<T> {
         let (start, elements) = (lines.start * len, lines.len() * len);
-        let lines = at_once::Lines {
+        Lines {
             scores: self.0.src.at(start, elements),
             to: self.0.out.at(start, elements),
             count: lines.len(),
@@ -389,10 +381,71 @@ impl<T: Element> Softmax<'_, T> {
             streams: streams::<S, T>(Some(&self.0.src), &self.0.out, len),
             factor: T::Lanes::<S>::UNSCALE,
             of_nothing: T::Real::nearest(f64::NAN),
-        };
+        }
+    }
+
+    /// Short lines in batches: see [`in_batches`].
+    ///
+    /// # Safety
+    /// As of [`Pass::whole`], with 0 < `len` ≤ [`BATCH_LINE`].
+    #[inline(always)]
+    unsafe fn in_batches<
+        S: Simd,
+        const LEN: usize,
+        const VECTORS: usize,
+        const LEAVES_CACHES: bool,
+        const LOG: bool,
+    >(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+    ) {
+        let lines = self.batched::<S>(lines, len);
         // SAFETY: the elements are there; the rest by the caller's promise.
         unsafe {
-            at_once::at_once::<S, T, _, LEN, AHEAD, { at_once::NOTHING }>(
+            in_batches::<S, T, _, LEN, VECTORS, LEAVES_CACHES, LOG>(
+                &mut Plain,
+                lines,
+                #[inline(always)]
+                |xs, i| S::prefetch(xs.wrapping_add(i)),
+                #[inline(always)]
+                |xs, i, count| T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY),
+            )
+        }
+    }
+
+    /// A loop for each number of vectors.
+    ///
+    /// # Safety
+    /// As of [`in_batches`](Self::in_batches).
+    #[inline(always)]
+    unsafe fn in_batches_of<S: Simd, const LOG: bool>(&self, lines: Range<usize>, len: usize) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            match len.div_ceil(T::Lanes::<S>::COUNT) {
+                1 => self.in_batches::<S, 0, 1, false, LOG>(lines, len),
+                2 => self.in_batches::<S, 0, 2, false, LOG>(lines, len),
+                3 => self.in_batches::<S, 0, 3, false, LOG>(lines, len),
+                4 => self.in_batches::<S, 0, 4, false, LOG>(lines, len),
+                _ => self.in_batches::<S, 0, 0, false, LOG>(lines, len),
+            }
+        }
+    }
+
+    /// Short lines that are read once: see [`at_once`].
+    ///
+    /// # Safety
+    /// As of [`Pass::whole`], with 0 < `len` ≤ [`BATCH_LINE`], and vectors that [saturate](Lanes::SATURATES).
+    #[inline(always)]
+    unsafe fn at_once<S: Simd, const LEN: usize, const VECTORS: usize, const AHEAD: usize>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+    ) {
+        let lines = self.batched::<S>(lines, len);
+        // SAFETY: the elements are there; the rest by the caller's promise.
+        unsafe {
+            at_once::at_once::<S, T, _, LEN, VECTORS, AHEAD, { at_once::NOTHING }>(
                 &mut Plain,
                 lines,
                 #[inline(always)]
@@ -400,6 +453,25 @@ impl<T: Element> Softmax<'_, T> {
                 #[inline(always)]
                 |xs, i, count, reference| Above::all(T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY) - reference),
             )
+        }
+    }
+
+    /// A loop for each number of vectors.
+    ///
+    /// # Safety
+    /// As of [`at_once`](Self::at_once).
+    #[inline(always)]
+    unsafe fn in_caches<S: Simd, const AHEAD: usize>(&self, lines: Range<usize>, len: usize) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            match len.div_ceil(T::Lanes::<S>::COUNT) {
+                _ if len == SHORT => self.at_once::<S, SHORT, 0, AHEAD>(lines, len),
+                1 => self.at_once::<S, 0, 1, AHEAD>(lines, len),
+                2 => self.at_once::<S, 0, 2, AHEAD>(lines, len),
+                3 => self.at_once::<S, 0, 3, AHEAD>(lines, len),
+                4 => self.at_once::<S, 0, 4, AHEAD>(lines, len),
+                _ => self.at_once::<S, 0, 0, AHEAD>(lines, len),
+            }
         }
     }
 
@@ -464,6 +536,7 @@ struct Plain;
 impl<T: Element> Batches<T> for Plain {
     type Line = *const T;
     type Found<'a> = ();
+    const OF_SCORES: bool = true;
 
     #[inline(always)]
     unsafe fn find<S: Simd>(&mut self, count: usize, _: usize) -> usize {
@@ -516,7 +589,7 @@ struct Short<T: Element> {
 }
 
 impl<T: Element> Short<T> {
-    /// For lines that are summed `lag` lines behind the one that is read, and written as many later, or one.
+    /// For lines that are summed `lag` lines behind the one that is read, and written one later.
     #[inline(always)]
     fn new<S: Simd>(
         forward: &super::Forward<T>,
@@ -532,10 +605,7 @@ impl<T: Element> Short<T> {
         Self {
             src,
             out,
-            kept: match len <= FAR_APART {
-                true => KeptLines::of_short(&mut kept.0, kept_len, lag, src, out),
-                false => KeptLines::new::<T>(&mut kept.0, kept_len),
-            },
+            kept: KeptLines::new::<T>(&mut kept.0, kept_len),
             len,
             ahead: lag * len + ahead_in(&forward.out),
             ahead_out: ahead_in(&forward.out),
@@ -714,18 +784,29 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
         // SAFETY: as promised by the caller; what is kept aside has room for a line.
         unsafe {
             if len <= if keep == Keep::Nowhere { MAX_KEPT } else { most_kept::<S, T>() } {
+                let leaves_caches = S::PREFETCHES && leaves_caches(&self.0.out);
                 return match self.0.output {
-                    Output::Probability if T::Lanes::<S>::SATURATES && len > FAR_APART => self.sampled::<S>(lines, len),
+                    Output::Probability if T::Lanes::<S>::SATURATES && len > BATCH_LINE => {
+                        self.sampled::<S>(lines, len)
+                    }
                     Output::Probability if T::Lanes::<S>::SATURATES => {
-                        match (len, asks_ahead::<S, T>(&self.0.src, &self.0.out, len)) {
-                            (SHORT, FAR) => self.at_once::<S, SHORT, FAR>(lines, len),
-                            (_, FAR) => self.at_once::<S, 0, FAR>(lines, len),
-                            (SHORT, NEAR) if const { has_near::<T>() } => self.at_once::<S, SHORT, NEAR>(lines, len),
-                            (_, NEAR) if const { has_near::<T>() } => self.at_once::<S, 0, NEAR>(lines, len),
-                            (SHORT, _) => self.at_once::<S, SHORT, NOT_ASKED>(lines, len),
-                            _ => self.at_once::<S, 0, NOT_ASKED>(lines, len),
+                        match asks_ahead::<S, T>(&self.0.src, &self.0.out, len) {
+                            FAR if len == SHORT => self.at_once::<S, SHORT, 0, FAR>(lines, len),
+                            FAR => self.at_once::<S, 0, 0, FAR>(lines, len),
+                            NEAR if const { has_near::<T>() } => self.in_caches::<S, NEAR>(lines, len),
+                            _ => self.in_caches::<S, NOT_ASKED>(lines, len),
                         }
                     }
+                    Output::Probability if len <= BATCH_LINE => match leaves_caches {
+                        true if len == SHORT => self.in_batches::<S, SHORT, 0, true, false>(lines, len),
+                        true => self.in_batches::<S, 0, 0, true, false>(lines, len),
+                        false if len == SHORT => self.in_batches::<S, SHORT, 0, false, false>(lines, len),
+                        false => self.in_batches_of::<S, false>(lines, len),
+                    },
+                    Output::LogProbability if len <= BATCH_LINE => match leaves_caches {
+                        true => self.in_batches::<S, 0, 0, true, true>(lines, len),
+                        false => self.in_batches_of::<S, true>(lines, len),
+                    },
                     Output::Probability => self.short::<S>(lines, len, Output::Probability),
                     Output::LogProbability => self.short::<S>(lines, len, Output::LogProbability),
                 };
@@ -986,7 +1067,7 @@ impl<T: Element> Backward<'_, T> {
             }
             // By themselves, apart from what longer ones need: lines of 64 f32s take a quarter less time.
             if len <= BLOCK_VECTORS * T::Lanes::<S>::COUNT {
-                let in_third = self.0.out.bytes() >= LEAVES_SECOND && len > FAR_APART;
+                let in_third = self.0.out.bytes() >= LEAVES_SECOND && len > BATCH_LINE;
                 return match (leaves_caches, in_third, output) {
                     // What is read again in vectors that lie in two lines of the cache waits the longer.
                     (true, _, Output::Probability) => Self::blocks::<S, S::Half, false, FAR, false>(all, elements, len),

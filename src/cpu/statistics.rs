@@ -2,11 +2,12 @@
 
 use super::columns::{self, flat, Strip};
 use super::few_rows;
+use super::in_batches::BATCH_LINE;
 use super::lanes::{fold, sum_seen, Lanes, Pack, MAX_LANES};
 use super::level::{Level, Simd, Task};
 use super::memory::{filled, leaves_caches, Elements, Numbers};
 use super::narrow::{self, Narrow};
-use super::rows::{self, ahead, ahead_if, blocks, exp_sum, sum_of, AHEAD_BLOCKS, BLOCK_VECTORS, FAR_APART};
+use super::rows::{self, ahead, ahead_if, blocks, exp_sum, sum_of, AHEAD_BLOCKS, BLOCK_VECTORS};
 use super::{run, run_units, Element, Pass};
 use crate::lines::Lines;
 use crate::op::Schedule;
@@ -435,9 +436,12 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
     /// Lines of a block need no state: their sum is relative to their maximum from the first.
     #[inline(always)]
     unsafe fn whole(&self, lines: Range<usize>, len: usize) {
-        if self.0.is_of_sums() && len <= FAR_APART {
-            // SAFETY: as promised by the caller.
-            return unsafe { self.0.short::<S>(lines, len) };
+        if self.0.is_of_sums() && len <= BATCH_LINE {
+            // SAFETY of the blocks: as promised by the caller.
+            return match len <= T::Lanes::<S>::COUNT {
+                true => unsafe { self.0.short::<S, true>(lines, len) },
+                false => unsafe { self.0.short::<S, false>(lines, len) },
+            };
         }
         for line in lines {
             let ignored = self.0.classes.is_some_and(|classes| classes.target(line).is_none());
@@ -469,12 +473,13 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
 }
 
 impl<T: Element> Statistics<'_, T> {
-    /// Short lines, as many at a time as a vector has lanes: none waits for its own steps from a vector to one number.
+    /// Short lines, as many at a time as a vector has lanes: none waits for its own steps from a vector to one number. `ONE`: each is of a vector at
+    /// most, which needs no loops.
     ///
     /// # Safety
     /// As of [`Pass::whole`].
     #[inline(always)]
-    unsafe fn short<S: Simd>(&self, lines: Range<usize>, len: usize) {
+    unsafe fn short<S: Simd, const ONE: bool>(&self, lines: Range<usize>, len: usize) {
         let none = T::Lanes::<S>::splat(T::Real::NEG_INFINITY);
         let mut of_lines = [none; MAX_LANES];
         let mut references = [T::Real::ZERO; MAX_LANES];
@@ -486,29 +491,36 @@ impl<T: Element> Statistics<'_, T> {
             unsafe {
                 for (i, max) in of_lines[..count].iter_mut().enumerate() {
                     let xs = xs.add(i * len);
-                    *max = fold(
-                        len,
-                        none,
+                    let greater = {
                         #[inline(always)]
                         |max, i, count| {
                             S::prefetch(xs.wrapping_add(ahead + i));
                             T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY).or_greater(max)
-                        },
-                        T::Lanes::<S>::or_greater,
-                    );
+                        }
+                    };
+                    *max = match ONE {
+                        true => greater(none, 0, len),
+                        false => fold(len, none, greater, T::Lanes::<S>::or_greater),
+                    };
                 }
                 let max = T::Lanes::<S>::max_of_each(&of_lines[..T::Lanes::<S>::COUNT]);
                 // Finite, so that −∞ gives 0.
                 max.or_greater(T::Lanes::<S>::splat(T::Real::LOWEST)).store(references.as_mut_ptr());
                 for (i, sum) in of_lines[..count].iter_mut().enumerate() {
                     let (xs, reference) = (xs.add(i * len), T::Lanes::<S>::splat(references[i]));
-                    *sum = sum_seen(
-                        len,
+                    let exp = {
                         #[inline(always)]
-                        |i, count| (T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY) - reference).scaled_exp(),
-                        #[inline(always)]
-                        |_, _, _| (),
-                    );
+                        |i, count| (T::read::<S>(xs.add(i), count, T::Real::NEG_INFINITY) - reference).scaled_exp()
+                    };
+                    *sum = match ONE {
+                        true => exp(0, len),
+                        false => sum_seen(
+                            len,
+                            exp,
+                            #[inline(always)]
+                            |_, _, _| (),
+                        ),
+                    };
                 }
                 let sum = T::Lanes::<S>::sum_of_each(&of_lines[..T::Lanes::<S>::COUNT]).unscaled();
                 self.write_lines::<S>(first, count, max, sum);

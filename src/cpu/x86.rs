@@ -276,6 +276,20 @@ impl Lanes for F32x8 {
         }
     }
     #[inline(always)]
+    fn max_of_each(vectors: &[Self]) -> Self {
+        match vectors.try_into() {
+            Ok(vectors) => joined_eight(vectors, Self::or_greater),
+            Err(_) => of_each(vectors, Self::max_across),
+        }
+    }
+    #[inline(always)]
+    fn sum_of_each(vectors: &[Self]) -> Self {
+        match vectors.try_into() {
+            Ok(vectors) => joined_eight(vectors, Self::add),
+            Err(_) => of_each(vectors, Self::sum_across),
+        }
+    }
+    #[inline(always)]
     fn abs(self) -> Self {
         Self(unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), self.0) })
     }
@@ -294,6 +308,30 @@ impl Lanes for F32x8 {
             let out = _mm256_castsi256_ps(_mm256_cmpeq_epi32(bytes, _mm256_setzero_si256()));
             Self(_mm256_blendv_ps(self.0, _mm256_set1_ps(rest), out))
         }
+    }
+}
+
+/// The lanes of each of 8 vectors joined, the first one's in the first lane: half as many vectors in each of three steps, with half as many
+/// lanes for each of those that they come from.
+#[inline(always)]
+fn joined_eight(vectors: &[F32x8; 8], join: impl Fn(F32x8, F32x8) -> F32x8) -> F32x8 {
+    let (mut four, mut two) = ([vectors[0]; 4], [vectors[0]; 2]);
+    // SAFETY of the blocks: the CPU has the instructions of the type.
+    for (i, joined) in four.iter_mut().enumerate() {
+        let [a, b] = [vectors[2 * i].0, vectors[2 * i + 1].0];
+        *joined = unsafe { join(F32x8(_mm256_unpacklo_ps(a, b)), F32x8(_mm256_unpackhi_ps(a, b))) };
+    }
+    for (i, joined) in two.iter_mut().enumerate() {
+        let [a, b] = [four[2 * i].0, four[2 * i + 1].0];
+        *joined = unsafe {
+            let first = _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
+            join(F32x8(first), F32x8(_mm256_shuffle_ps::<0b11_10_11_10>(a, b)))
+        };
+    }
+    let [a, b] = [two[0].0, two[1].0];
+    unsafe {
+        let first = _mm256_permute2f128_ps::<0x20>(a, b);
+        join(F32x8(first), F32x8(_mm256_permute2f128_ps::<0x31>(a, b)))
     }
 }
 

@@ -151,7 +151,7 @@ fn lines_that_begin_low() -> Result<()> {
 /// Short lines of which many are in work together, relative to what is the maximum of one of them.
 #[test]
 fn lines_far_from_each_other() -> Result<()> {
-    for len in [1, 2, 15, 16, 64, 65, 100, 256] {
+    for len in [1, 2, 6, 8, 10, 15, 16, 17, 64, 65, 100, 256] {
         for set in far_from_each_other(len) {
             for device in devices() {
                 for dtype in DTYPES {

@@ -538,7 +538,7 @@ fn great_logits() -> Result<()> {
 /// Short lines of which many are in work together, relative to what is the maximum of one of them and its sink.
 #[test]
 fn lines_far_from_each_other() -> Result<()> {
-    for len in [1, 16, 64, 100, 256] {
+    for len in [1, 7, 10, 16, 64, 100, 256] {
         for set in far_from_each_other(len) {
             // Of a line with +∞ a GPU gives the gradient 0, not NaN, where an exponential is 0.
             if set.contains(&f64::INFINITY) {
@@ -550,10 +550,19 @@ fn lines_far_from_each_other() -> Result<()> {
                 let sinks = tensor(&[0.0, 40.0, -40.0, 3e4], 4, dtype, &Device::Cpu)?;
                 let second_half = (0..len).map(|i| u8::from(i >= len / 2)).collect::<Vec<_>>();
                 check(&plain)?;
-                check(&Case { sinks: Some(sinks), ..plain.clone() })?;
+                check(&Case { sinks: Some(sinks.clone()), ..plain.clone() })?;
                 check(&Case { window: Some((len / 2, 1)), ..plain.clone() })?;
                 check(&Case { dropout: Some((0.2, 3)), ..plain.clone() })?;
-                check(&Case { mask: Some(Tensor::new(second_half, &Device::Cpu)?), rows: MaskedRows::Nan, ..plain })?;
+                let masked = Case {
+                    mask: Some(Tensor::new(second_half, &Device::Cpu)?),
+                    rows: MaskedRows::Nan,
+                    ..plain.clone()
+                };
+                check(&masked)?;
+                // Logarithms, of which some are −∞
+                check(&Case { log: true, sinks: Some(sinks), ..plain.clone() })?;
+                check(&Case { log: true, ..masked.clone() })?;
+                check(&Case { log: true, rows: MaskedRows::Zero, window: Some((len / 2, 1)), ..masked })?;
             }
         }
     }
@@ -568,7 +577,9 @@ fn windows_in_short_lines() -> Result<()> {
         for dtype in DTYPES {
             for window in windows {
                 let scores = make(&[1, 2, 37, len], 3.0, seed as u64, dtype)?;
-                check(&Case { scale: 0.7, window: Some(window), ..Case::new(scores) })?;
+                let case = Case { scale: 0.7, window: Some(window), ..Case::new(scores) };
+                check(&case)?;
+                check(&Case { log: true, ..case })?;
             }
         }
     }

@@ -1,11 +1,12 @@
 //! What is read, and the logits made of it.
 
 use super::any::Any;
+use crate::cpu::in_batches::BATCH_LINE;
 use crate::cpu::lanes::{each, sum_of_long_terms, Lanes, Pack};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::{leaves_caches, Elements};
 use crate::cpu::random;
-use crate::cpu::rows::{ahead_in, FAR_APART, MAX_BLOCK};
+use crate::cpu::rows::{ahead_in, MAX_BLOCK};
 use crate::cpu::statistics::one;
 use crate::cpu::{Element, Softmaxed};
 use crate::fused::{Around, Geometry, MaskedRows, Operand, Options, Place};
@@ -152,7 +153,7 @@ impl<'a, T: Element> Call<'a, T> {
         let len = self.geometry.lines.len;
         let narrow = self.options.window.is_some_and(|window| {
             let (first, end) = window.keys(window.queries / 2, len);
-            len > FAR_APART && end - first < len / 4
+            len > BATCH_LINE && end - first < len / 4
         });
         neighbours && !narrow
     }

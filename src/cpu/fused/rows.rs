@@ -2,6 +2,7 @@
 
 use super::any::{Any, Last, Make, Part, Wide};
 use super::logits::{exp_sum, keep_along, with_sink, Call, Run};
+use super::short::is_batched;
 use crate::cpu::element::Keep;
 use crate::cpu::lanes::{Lanes, Pack};
 use crate::cpu::level::Simd;
@@ -316,10 +317,12 @@ impl<S: Simd, T: Element> Pass<S> for Rows<'_, T> {
             true => MAX_KEPT_LONG,
             false => block,
         };
-        if len <= short && self.call.is_of_neighbours() {
-            if let Some(out) = T::of(&self.out) {
-                // SAFETY: as promised by the caller.
-                return unsafe { self.short::<S>(lines, len, out) };
+        if len <= short && self.call.has_neighbours() {
+            // SAFETY of the blocks: as promised by the caller.
+            match T::of(&self.out) {
+                Some(out) if !self.call.is_log() => return unsafe { self.short::<S>(lines, len, out) },
+                Some(out) if is_batched::<T>(len) => return unsafe { self.short_log::<S>(lines, len, out) },
+                _ => (),
             }
         }
         // Those of f64 would not be exact enough where results are subnormal.

@@ -4,16 +4,17 @@
 use super::logits::{first_lanes, keep_along, Call, Steps};
 use super::rows::Rows;
 use crate::cpu::at_once::{
-    self, asks_ahead, has_near, line_results, Above, Batches, BATCH_BYTES, FAR_AWAY, NEARBY, NOTHING, SHORT, WINDOW,
+    self, asks_ahead, has_near, line_results, Above, Batches, FAR_AWAY, NEARBY, NOTHING, SHORT, WINDOW,
 };
 use crate::cpu::element::Keep;
+use crate::cpu::in_batches::{in_batches, line_sum, BATCH_LINE};
 use crate::cpu::lanes::{each, fold, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
-use crate::cpu::memory::{four_apart, leaves_caches, three_apart, CacheLines, Elements, KeptLines, Scratch};
+use crate::cpu::memory::{four_apart, leaves_caches, CacheLines, Elements, KeptLines, Scratch};
 use crate::cpu::random;
 use crate::cpu::rows::{
-    ahead, ahead_if, block, blocks, most_kept, most_of, rescale, sum_of_blocks, AHEAD_BLOCKS, BLOCK_VECTORS, FAR,
-    LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, NEAR, NOT_ASKED, SAMPLE_VECTORS,
+    ahead, block, blocks, most_kept, most_of, rescale, sum_of_blocks, AHEAD_BLOCKS, BLOCK_VECTORS, FAR, LEAST_SAMPLE,
+    MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, NEAR, NOT_ASKED, SAMPLE_VECTORS,
 };
 use crate::cpu::statistics::one;
 use crate::cpu::streamed::{streams, Streamed};
@@ -23,10 +24,6 @@ use crate::state::{Number, Real, SoftmaxState};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Lines of up to so many elements are taken in batches, which of 200 f32s takes 0.8 of the time that they take one by one (AVX-512;
-/// AVX2 1.04).
-const BATCH_LINE: usize = 256;
-
 /// Whether short lines of this type are. Those of f64s are not: they are not worth code of their own.
 const fn has_batches<T: Element>() -> bool {
     size_of::<T::Real>() == 4
@@ -35,14 +32,10 @@ const fn has_batches<T: Element>() -> bool {
 pub(super) fn is_batched<T: Element>(len: usize) -> bool {
     has_batches::<T>() && len <= BATCH_LINE
 }
-/// What three batches need room for, in numbers of 4 bytes.
-const BATCHES: usize = IN_BATCHES * three_apart::<f32>(BATCH_BYTES / 4);
 /// Masks of up to so many elements, …
 const MOST_LIMITS: usize = 1 << 18;
 /// … each of which is there for so many scores at least, are written down as limits of the logits.
 const LIMITS_FROM: usize = 4;
-/// Batches in work: of one the logits are made, one is summed and one written.
-const IN_BATCHES: usize = 3;
 /// Lines in work one by one: of one the logits are made, one is summed and one written; a power of two.
 const IN_TURNS: usize = 4;
 
@@ -600,34 +593,6 @@ impl<V: Lanes> AnyLogits<V> {
     }
 }
 
-/// Σ exp(logit − reference) of a line in a vector; the [scaled](Lanes::scaled_exp) exponentials take the logits' place.
-/// `meanwhile(start, count)` is called for each vector.
-///
-/// # Safety
-/// The CPU has the instructions of `S`, and the logits are at `z`, up to a whole vector.
-#[inline(always)]
-unsafe fn line_sum<S: Simd, T: Element>(
-    z: *mut T::Real,
-    len: usize,
-    reference: T::Real,
-    mut meanwhile: impl FnMut(usize, usize),
-) -> T::Lanes<S> {
-    let reference = T::Lanes::<S>::splat(reference);
-    let sum = sum_of_long_terms(
-        len,
-        #[inline(always)]
-        // SAFETY: as promised by the caller.
-        |i, _| (unsafe { T::Lanes::<S>::load(z.add(i)) } - reference).scaled_exp(),
-        #[inline(always)]
-        |i, count, exp: T::Lanes<S>| {
-            // SAFETY: as promised by the caller.
-            unsafe { exp.store(z.add(i)) };
-            meanwhile(i, count);
-        },
-    );
-    sum.unscaled()
-}
-
 /// Σ exp(logit − reference) of a line, whose [scaled](Lanes::scaled_exp) exponentials, `exp(start, count)`, are left at `z`. `ask(start)` and `meanwhile(start, count)` are called for each vector, before and after its exponentials.
 ///
 /// # Safety
@@ -663,82 +628,6 @@ unsafe fn logits_sum<S: Simd, T: Element>(
     )
 }
 
-/// Lines whose maxima, and whose sums, are one vector: the steps from a vector to one number are shared.
-struct Batch<'a, S: Simd, T: Element> {
-    call: &'a Call<'a, T>,
-    /// How many lines there are at most: no more than a vector has lanes.
-    most: usize,
-    /// How far apart they are held.
-    room: usize,
-    /// Of the lines read last: a vector for each with their maxima.
-    maxima: [T::Lanes<S>; MAX_LANES],
-    /// Of the lines to be summed: what exponentials are relative to, in a vector, and number by number, …
-    reference: T::Lanes<S>,
-    references: [T::Real; MAX_LANES],
-    /// … and their sinks.
-    sink: T::Lanes<S>,
-    sums: [T::Lanes<S>; MAX_LANES],
-    /// Of the lines to be written: what scaled exponentials are multiplied with.
-    scales: [T::Real; MAX_LANES],
-    factor: T::Lanes<S>,
-    of_nothing: T::Lanes<S>,
-}
-
-impl<'a, S: Simd, T: Element> Batch<'a, S, T> {
-    #[inline(always)]
-    fn new(call: &'a Call<'a, T>, len: usize) -> Self {
-        let [zero, none] = [T::Real::ZERO, T::Real::NEG_INFINITY];
-        let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
-        Self {
-            call,
-            most: (BATCH_BYTES / size_of::<T::Real>() / room).min(T::Lanes::<S>::COUNT),
-            room,
-            maxima: [T::Lanes::<S>::splat(none); MAX_LANES],
-            reference: T::Lanes::<S>::splat(zero),
-            references: [zero; MAX_LANES],
-            sink: T::Lanes::<S>::splat(none),
-            sums: [T::Lanes::<S>::splat(zero); MAX_LANES],
-            scales: [zero; MAX_LANES],
-            factor: T::Lanes::<S>::splat(call.most() * T::Lanes::<S>::UNSCALE),
-            of_nothing: T::Lanes::<S>::splat(call.scales::<T::Lanes<S>>(None).1),
-        }
-    }
-
-    /// When the logits are made of lines that are to be summed next, with these sinks.
-    ///
-    /// # Safety
-    /// The CPU has the instructions of `S`.
-    #[inline(always)]
-    unsafe fn read(&mut self, sinks: &[T::Real; FOUND]) {
-        let lowest = T::Lanes::<S>::splat(T::Real::LOWEST);
-        // SAFETY: no vector has more lanes.
-        unsafe {
-            self.sink = T::Lanes::<S>::load(sinks.as_ptr());
-            // Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
-            let max = self.sink.or_greater(T::Lanes::<S>::max_of_each(&self.maxima[..T::Lanes::<S>::COUNT]));
-            self.reference = max.or_greater(lowest);
-            self.reference.store(self.references.as_mut_ptr());
-        }
-    }
-
-    /// When lines are summed that are to be written next.
-    ///
-    /// # Safety
-    /// The CPU has the instructions of `S`.
-    #[inline(always)]
-    unsafe fn summed(&mut self) {
-        let [one, half] = [T::Real::ONE, T::Real::nearest(0.5)].map(T::Lanes::<S>::splat);
-        let mut sum = T::Lanes::<S>::sum_of_each(&self.sums[..T::Lanes::<S>::COUNT]);
-        if self.call.sinks.is_some() {
-            sum = sum + (self.sink - self.reference).exp();
-        }
-        // The maximum alone adds 1, unless there is nothing.
-        let scale = sum.if_less(half, self.of_nothing, one / sum * self.factor);
-        // SAFETY: no vector has more lanes.
-        unsafe { scale.store(self.scales.as_mut_ptr()) };
-    }
-}
-
 /// Lines in work, by their number from the first of them.
 struct InTurns<R> {
     /// The logits, then the scaled exponentials of the last lines, `room` apart.
@@ -766,8 +655,15 @@ impl<R: Real> InTurns<R> {
     ) -> T::Lanes<S> {
         // Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
         let reference = max.or_greater(R::LOWEST);
-        // SAFETY: as promised by the caller.
-        unsafe { line_sum::<S, T>(self.held(line), self.len, reference, meanwhile) }
+        let z = self.held(line);
+        // SAFETY of the block: as promised by the caller.
+        unsafe {
+            let logit = {
+                #[inline(always)]
+                |i, _| T::Lanes::<S>::load(z.add(i))
+            };
+            line_sum::<T::Lanes<S>, 0>(logit, self.len, reference, Some(z), meanwhile).unscaled()
+        }
     }
 }
 
@@ -948,13 +844,44 @@ impl<T: Element> Rows<'_, T> {
             } else if const { has_batches::<T>() } && len <= BATCH_LINE {
                 // A loop of its own for each: with a distance that is no constant lines of 64 f32s with a bias took 1.06 times as long.
                 match (len, S::PREFETCHES && leaves_caches(&out)) {
-                    (SHORT, true) => self.in_batches::<S, SHORT, true>(lines, len, out, ask, logit),
-                    (SHORT, false) => self.in_batches::<S, SHORT, false>(lines, len, out, ask, logit),
-                    (_, true) => self.in_batches::<S, 0, true>(lines, len, out, ask, logit),
-                    (_, false) => self.in_batches::<S, 0, false>(lines, len, out, ask, logit),
+                    (SHORT, true) => self.in_batches::<S, SHORT, 0, true, false>(lines, len, out, ask, logit),
+                    (SHORT, false) => self.in_batches::<S, SHORT, 0, false, false>(lines, len, out, ask, logit),
+                    (_, true) => self.in_batches::<S, 0, 0, true, false>(lines, len, out, ask, logit),
+                    _ if len <= T::Lanes::<S>::COUNT => {
+                        self.in_batches::<S, 0, 1, false, false>(lines, len, out, ask, logit)
+                    }
+                    (_, false) => self.in_batches::<S, 0, 0, false, false>(lines, len, out, ask, logit),
                 }
             } else {
                 self.in_turns::<S>(lines, len, out, ask, logit)
+            }
+        }
+    }
+
+    /// Short lines that are to become logarithms, as [`short`](Self::short) for probabilities.
+    ///
+    /// # Safety
+    /// As of that, with `len` ≤ [`BATCH_LINE`].
+    #[inline(always)]
+    pub(super) unsafe fn short_log<S: Simd>(&self, lines: Range<usize>, len: usize, out: Elements<T>) {
+        let any = AnyLogits::new::<S, T>(&self.call, self.limits.is_some(), len);
+        let ask = Self::asking::<S, FAR_AWAY>(
+            #[inline(always)]
+            move |of: &Source<T>, i: usize| S::prefetch(of.bias.wrapping_add(i)),
+        );
+        let logit = {
+            #[inline(always)]
+            // SAFETY: as promised by the caller.
+            move |of: &Source<T>, i: usize, count: usize| first_lanes(count, unsafe { any.of::<S, T>(of, i, count) })
+        };
+        // SAFETY: as promised by the caller.
+        unsafe {
+            match S::PREFETCHES && leaves_caches(&out) {
+                true => self.in_batches::<S, 0, 0, true, true>(lines, len, out, ask, logit),
+                false if len <= T::Lanes::<S>::COUNT => {
+                    self.in_batches::<S, 0, 1, false, true>(lines, len, out, ask, logit)
+                }
+                false => self.in_batches::<S, 0, 0, false, true>(lines, len, out, ask, logit),
             }
         }
     }
@@ -988,18 +915,53 @@ impl<T: Element> Rows<'_, T> {
     ) {
         // SAFETY: as promised by the caller.
         unsafe {
-            match (len, asks_ahead::<S, T>(&self.call.scores, &out, len)) {
-                (SHORT, FAR) => self.at_once::<S, SHORT, FAR, BESIDE>(lines, len, out, ask, above),
-                (_, FAR) => self.at_once::<S, 0, FAR, BESIDE>(lines, len, out, ask, above),
-                (SHORT, NEAR) if const { has_near::<T>() } => {
-                    self.at_once::<S, SHORT, NEAR, BESIDE>(lines, len, out, ask, above)
-                }
-                (_, NEAR) if const { has_near::<T>() } => {
-                    self.at_once::<S, 0, NEAR, BESIDE>(lines, len, out, ask, above)
-                }
-                (SHORT, _) => self.at_once::<S, SHORT, NOT_ASKED, BESIDE>(lines, len, out, ask, above),
-                _ => self.at_once::<S, 0, NOT_ASKED, BESIDE>(lines, len, out, ask, above),
+            match asks_ahead::<S, T>(&self.call.scores, &out, len) {
+                FAR if len == SHORT => self.at_once::<S, SHORT, 0, FAR, BESIDE>(lines, len, out, ask, above),
+                FAR => self.at_once::<S, 0, 0, FAR, BESIDE>(lines, len, out, ask, above),
+                NEAR if const { has_near::<T>() } => self.in_caches::<S, NEAR, BESIDE>(lines, len, out, ask, above),
+                _ => self.in_caches::<S, NOT_ASKED, BESIDE>(lines, len, out, ask, above),
             }
+        }
+    }
+
+    /// A loop for each number of vectors. For those of longer lines there are loops of the most usual kinds only.
+    ///
+    /// # Safety
+    /// As of [`at_once`](Self::at_once).
+    #[inline(always)]
+    unsafe fn in_caches<S: Simd, const AHEAD: usize, const BESIDE: u8>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        ask: impl Fn(&Source<T>, usize),
+        above: impl Fn(&Source<T>, usize, usize, T::Lanes<S>) -> Above<T::Lanes<S>>,
+    ) {
+        // SAFETY: as promised by the caller.
+        unsafe {
+            match len.div_ceil(T::Lanes::<S>::COUNT) {
+                _ if len == SHORT => self.at_once::<S, SHORT, 0, AHEAD, BESIDE>(lines, len, out, ask, above),
+                1 => self.at_once::<S, 0, 1, AHEAD, BESIDE>(lines, len, out, ask, above),
+                2 if const { BESIDE == NOTHING } => self.at_once::<S, 0, 2, AHEAD, BESIDE>(lines, len, out, ask, above),
+                3 if const { BESIDE == NOTHING } => self.at_once::<S, 0, 3, AHEAD, BESIDE>(lines, len, out, ask, above),
+                4 if const { BESIDE == NOTHING } => self.at_once::<S, 0, 4, AHEAD, BESIDE>(lines, len, out, ask, above),
+                _ => self.at_once::<S, 0, 0, AHEAD, BESIDE>(lines, len, out, ask, above),
+            }
+        }
+    }
+
+    /// The lines of batches.
+    #[inline(always)]
+    fn batched<S: Simd>(&self, lines: Range<usize>, len: usize, out: Elements<T>) -> at_once::Lines<T> {
+        let (start, elements) = (lines.start * len, lines.len() * len);
+        at_once::Lines {
+            scores: self.call.scores.at(start, elements),
+            to: out.at(start, elements),
+            count: lines.len(),
+            len,
+            streams: streams::<S, T>(Some(&self.call.scores), &out, len),
+            factor: self.call.most() * T::Lanes::<S>::UNSCALE,
+            of_nothing: self.call.scales::<T::Lanes<S>>(None).1,
         }
     }
 
@@ -1008,7 +970,7 @@ impl<T: Element> Rows<'_, T> {
     /// # Safety
     /// As of [`short`](Self::short), with vectors that [saturate](Lanes::SATURATES).
     #[inline(never)]
-    unsafe fn at_once<S: Simd, const LEN: usize, const AHEAD: usize, const BESIDE: u8>(
+    unsafe fn at_once<S: Simd, const LEN: usize, const VECTORS: usize, const AHEAD: usize, const BESIDE: u8>(
         &self,
         lines: Range<usize>,
         len: usize,
@@ -1018,152 +980,43 @@ impl<T: Element> Rows<'_, T> {
     ) {
         let mut sources = Sources::new::<S>(&self.call, self.limits.as_deref(), &lines, len);
         sources.widened = Widened::new::<S, T>(&self.call, len);
-        let (start, elements) = (lines.start * len, lines.len() * len);
-        let lines = at_once::Lines {
-            scores: self.call.scores.at(start, elements),
-            to: out.at(start, elements),
-            count: lines.len(),
-            len,
-            streams: streams::<S, T>(Some(&self.call.scores), &out, len),
-            factor: self.call.most() * T::Lanes::<S>::UNSCALE,
-            of_nothing: self.call.scales::<T::Lanes<S>>(None).1,
-        };
+        let lines = self.batched::<S>(lines, len, out);
         // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
         unsafe {
             S::enter(
                 #[inline(always)]
-                || at_once::at_once::<S, T, _, LEN, AHEAD, BESIDE>(&mut sources, lines, ahead, above),
+                || at_once::at_once::<S, T, _, LEN, VECTORS, AHEAD, BESIDE>(&mut sources, lines, ahead, above),
             )
         }
     }
 
-    /// Batches of lines: while the sums of one are taken, the logits of the next one are made and the results of the one before
-    /// are written. So memory is read and written all the while. `logit(source, start, count)` makes a
-    /// vector of logits.
+    /// Batches of lines: see [`in_batches`]. `ask` and `logit`: as of that.
     ///
     /// # Safety
     /// As of [`short`](Self::short).
     #[inline(never)]
-    unsafe fn in_batches<S: Simd, const LEN: usize, const LEAVES_CACHES: bool>(
+    unsafe fn in_batches<
+        S: Simd,
+        const LEN: usize,
+        const VECTORS: usize,
+        const LEAVES_CACHES: bool,
+        const LOG: bool,
+    >(
         &self,
         lines: Range<usize>,
         len: usize,
         out: Elements<T>,
-        ahead: impl Fn(&Source<T>, usize),
+        ask: impl Fn(&Source<T>, usize),
         logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
     ) {
+        let mut sources = Sources::new::<S>(&self.call, self.limits.as_deref(), &lines, len);
+        let lines = self.batched::<S>(lines, len, out);
         // SAFETY: as promised by the caller. A function of its own for each kind of logits, entered anew.
         unsafe {
             S::enter(
                 #[inline(always)]
-                || self.in_batches_inside::<S, LEN, LEAVES_CACHES>(lines, len, out, ahead, logit),
+                || in_batches::<S, T, _, LEN, VECTORS, LEAVES_CACHES, LOG>(&mut sources, lines, ask, logit),
             )
-        }
-    }
-
-    /// # Safety
-    /// As of [`short`](Self::short).
-    #[inline(always)]
-    unsafe fn in_batches_inside<S: Simd, const LEN: usize, const LEAVES_CACHES: bool>(
-        &self,
-        lines: Range<usize>,
-        len: usize,
-        out: Elements<T>,
-        ahead: impl Fn(&Source<T>, usize),
-        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
-    ) {
-        let len = if LEN == 0 { len } else { LEN };
-        let none = T::Lanes::<S>::splat(T::Real::NEG_INFINITY);
-        let (mut batch, mut sources) =
-            (Batch::<S, T>::new(&self.call, len), Sources::new::<S>(&self.call, self.limits.as_deref(), &lines, len));
-        let (start, elements) = (lines.start * len, lines.len() * len);
-        let (scores, out) = (self.call.scores.at(start, elements).cast_const(), out.at(start, elements));
-        let (most, room, distance) = (batch.most, batch.room, ahead_if::<T>(LEAVES_CACHES));
-        let batch_room = three_apart::<T::Real>(most * room);
-        let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; BATCHES]);
-        assert!(IN_BATCHES * batch_room <= BATCHES);
-        let held = held.0.as_mut_ptr().cast::<T::Real>();
-        let (count, batches, drops) = (lines.len(), lines.len().div_ceil(most), sources.drops());
-        for step in 0..batches + 2 {
-            // The first line, by its number from that of all, of the batch that it is the turn of after so many steps, how many
-            // there are, and where they are held.
-            let turn = {
-                #[inline(always)]
-                |after: usize| match step.checked_sub(after) {
-                    Some(turn) if turn < batches => {
-                        (turn * most, most.min(count - turn * most), held.wrapping_add(turn % IN_BATCHES * batch_room))
-                    }
-                    _ => (0, 0, held),
-                }
-            };
-            let ((read, to_read, z_read), (_, to_sum, z_sum), (written, to_write, z_written)) =
-                (turn(0), turn(1), turn(2));
-            // SAFETY of the block: the elements are there, `held` has room for the lines in work; the rest by the caller's promise.
-            unsafe {
-                sources.find_each::<S>(to_read);
-                let (keep, keep_room) =
-                    if drops { sources.keep::<S>(written, to_write) } else { (std::ptr::null(), 0) };
-                let found = sources.each_from(0);
-                if [to_read, to_sum, to_write] == [most; 3] {
-                    for i in 0..most {
-                        let source = Sources::line(&found, i, scores.add((read + i) * len));
-                        let keep = drops.then(|| keep.add(i * keep_room));
-                        let scale = batch.scales[i];
-                        let to = out.add((written + i) * len);
-                        let mut write =
-                            line_results::<S, T>(z_written.add(i * room), to, Some(distance), scale, keep, None);
-                        let (z, mut max) = (z_read.add(i * room), none);
-                        batch.sums[i] = line_sum::<S, T>(
-                            z_sum.add(i * room),
-                            len,
-                            batch.references[i],
-                            #[inline(always)]
-                            |i, count| {
-                                ahead(&source, i + distance);
-                                let logit = logit(&source, i, count);
-                                max = logit.or_greater(max);
-                                logit.store(z.add(i));
-                                write(i, count);
-                            },
-                        );
-                        batch.maxima[i] = max;
-                    }
-                } else {
-                    for i in 0..to_read {
-                        let source = Sources::line(&found, i, scores.add((read + i) * len));
-                        let (z, mut max) = (z_read.add(i * room), none);
-                        each::<T::Lanes<S>>(
-                            0..len,
-                            #[inline(always)]
-                            |i, count| {
-                                let logit = logit(&source, i, count);
-                                max = logit.or_greater(max);
-                                logit.store(z.add(i));
-                            },
-                        );
-                        batch.maxima[i] = max;
-                    }
-                    for i in 0..to_sum {
-                        batch.sums[i] = line_sum::<S, T>(
-                            z_sum.add(i * room),
-                            len,
-                            batch.references[i],
-                            #[inline(always)]
-                            |_, _| (),
-                        );
-                    }
-                    for i in 0..to_write {
-                        let keep = drops.then(|| keep.add(i * keep_room));
-                        let scale = batch.scales[i];
-                        let to = out.add((written + i) * len);
-                        let results =
-                            line_results::<S, T>(z_written.add(i * room), to, Some(distance), scale, keep, None);
-                        each::<T::Lanes<S>>(0..len, results);
-                    }
-                }
-                batch.summed();
-                batch.read(&sources.sinks);
-            }
         }
     }
 

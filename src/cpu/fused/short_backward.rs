@@ -94,7 +94,7 @@ impl<T: Element> BackwardRows<'_, T> {
         let [none, lowest] = [T::Real::NEG_INFINITY, T::Real::LOWEST].map(T::Lanes::<S>::splat);
         let factor = T::Lanes::<S>::splat(call.most());
         let room = len.next_multiple_of(T::Lanes::<S>::COUNT);
-        let most = lines_of_batch::<S, T>(room);
+        let most = lines_of_batch::<S, T>(BATCH_BYTES, room);
         let batch_room = three_apart::<T::Real>(most * room);
         let mut held = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; BATCHES]);
         assert!(2 * batch_room <= BATCHES);
