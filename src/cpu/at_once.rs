@@ -10,6 +10,7 @@ use super::streamed::{streams, Streamed};
 use super::{units_per_task, Element};
 use crate::state::{Number, Real};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 /// Lines of this length, which attention has often, have a loop of their own: of f32s it takes 0.9 of the time.
 pub(super) const SHORT: usize = 64;
@@ -149,6 +150,30 @@ pub(super) struct Lines<T: Element> {
     pub factor: T::Real,
     /// What there is instead of the factor over the sum where nothing of a line is above −∞.
     pub of_nothing: T::Real,
+}
+
+impl<T: Element> Lines<T> {
+    /// These lines of `len` elements, which are contiguous.
+    #[inline(always)]
+    pub fn new<S: Simd>(
+        scores: &Elements<T>,
+        out: &Elements<T>,
+        lines: Range<usize>,
+        len: usize,
+        factor: T::Real,
+        of_nothing: T::Real,
+    ) -> Self {
+        let (start, elements) = (lines.start * len, lines.len() * len);
+        Self {
+            scores: scores.at(start, elements),
+            to: out.at(start, elements),
+            count: lines.len(),
+            len,
+            streams: streams::<S, T>(Some(scores), out, len),
+            factor,
+            of_nothing,
+        }
+    }
 }
 
 /// Whether a line of a cache begins in the vector from element `i` on, counted from where one does.

@@ -119,8 +119,8 @@ pub(super) unsafe fn line_sum<V: Lanes, const VECTORS: usize>(
 
 /// Batches of lines: while the sums of one are taken, the logits of the next one are made and the results of the one before
 /// are written. So memory is read and written all the while. `logit(line, start, count)` makes a vector of logits, −∞ in lanes that are not of
-/// the line, and `ask(line, start)` asks for what it is made from. `LEN`: that of the lines, or 0 for any; `VECTORS`: of how many they are, as of [`sum_of_vectors`]. `LOG`: whether results
-/// are logarithms; of these there is no factor.
+/// the line, and `ask(line, start)` asks for what it is made from. `LEN`: that of the lines, or 0 for any; `VECTORS`: of how many they are, as of
+/// [`sum_of_vectors`]. `LOG`: whether results are logarithms; of these there is no factor.
 ///
 /// # Safety
 /// The CPU has the instructions of `S`; the lines are there, their `len` is 1 to [`BATCH_LINE`] and what `LEN` and `VECTORS` say, and `to`
@@ -222,6 +222,17 @@ pub(super) unsafe fn in_batches<
                 #[inline(always)]
                 |i: usize| (!B::OF_SCORES).then(|| z_read.add(i * room))
             };
+            // A line's maximum with that of a vector of logits, which are held if they are to be.
+            let take = {
+                #[inline(always)]
+                |line: &B::Line, hold: Option<*mut T::Real>, max, at: usize, count| {
+                    let logit = logit(line, at, count);
+                    if let Some(hold) = hold {
+                        logit.store(hold.add(at));
+                    }
+                    logit.or_greater(max)
+                }
+            };
             if [to_read, to_sum, to_write] == [most; 3] {
                 for i in 0..most {
                     let (line, hold, mut max) = (line_from(read, i), hold(i), none);
@@ -234,11 +245,7 @@ pub(super) unsafe fn in_batches<
                         #[inline(always)]
                         |at, count| {
                             ask(&line, at + distance);
-                            let logit = logit(&line, at, count);
-                            max = logit.or_greater(max);
-                            if let Some(hold) = hold {
-                                logit.store(hold.add(at));
-                            }
+                            max = take(&line, hold, max, at, count);
                             write(at, count);
                         },
                     );
@@ -250,13 +257,7 @@ pub(super) unsafe fn in_batches<
                     each::<T::Lanes<S>>(
                         0..len,
                         #[inline(always)]
-                        |at, count| {
-                            let logit = logit(&line, at, count);
-                            max = logit.or_greater(max);
-                            if let Some(hold) = hold {
-                                logit.store(hold.add(at));
-                            }
-                        },
+                        |at, count| max = take(&line, hold, max, at, count),
                     );
                     *of_line = max;
                 }

@@ -372,16 +372,8 @@ impl<T: Element> Softmax<'_, T> {
     /// The short lines of batches.
     #[inline(always)]
     fn batched<S: Simd>(&self, lines: Range<usize>, len: usize) -> Lines<T> {
-        let (start, elements) = (lines.start * len, lines.len() * len);
-        Lines {
-            scores: self.0.src.at(start, elements),
-            to: self.0.out.at(start, elements),
-            count: lines.len(),
-            len,
-            streams: streams::<S, T>(Some(&self.0.src), &self.0.out, len),
-            factor: T::Lanes::<S>::UNSCALE,
-            of_nothing: T::Real::nearest(f64::NAN),
-        }
+        let of_nothing = T::Real::nearest(f64::NAN);
+        Lines::new::<S>(&self.0.src, &self.0.out, lines, len, T::Lanes::<S>::UNSCALE, of_nothing)
     }
 
     /// Short lines in batches: see [`in_batches`].

@@ -953,16 +953,9 @@ impl<T: Element> Rows<'_, T> {
     /// The lines of batches.
     #[inline(always)]
     fn batched<S: Simd>(&self, lines: Range<usize>, len: usize, out: Elements<T>) -> at_once::Lines<T> {
-        let (start, elements) = (lines.start * len, lines.len() * len);
-        at_once::Lines {
-            scores: self.call.scores.at(start, elements),
-            to: out.at(start, elements),
-            count: lines.len(),
-            len,
-            streams: streams::<S, T>(Some(&self.call.scores), &out, len),
-            factor: self.call.most() * T::Lanes::<S>::UNSCALE,
-            of_nothing: self.call.scales::<T::Lanes<S>>(None).1,
-        }
+        let factor = self.call.most() * T::Lanes::<S>::UNSCALE;
+        let of_nothing = self.call.scales::<T::Lanes<S>>(None).1;
+        at_once::Lines::new::<S>(&self.call.scores, &out, lines, len, factor, of_nothing)
     }
 
     /// Batches of lines that are read once: see [`at_once`].
