@@ -1,8 +1,14 @@
+//! Tells the crate whether it is optimised.
+//!
 //! With feature `cuda`, compiles the kernels to PTX. The driver turns that into machine code when a module is first
 //! loaded, so one build runs on every GPU from the named compute capability on, and none is needed to build.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rustc-check-cfg=cfg(unoptimised)");
+    if std::env::var("OPT_LEVEL").is_ok_and(|level| level == "0") {
+        println!("cargo:rustc-cfg=unoptimised");
+    }
     #[cfg(feature = "cuda")]
     cuda::compile_kernels();
 }

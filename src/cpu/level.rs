@@ -1,6 +1,7 @@
 //! Which vector instructions there are, found out at run time.
 
 use super::lanes::{Array, Lanes, Pack, Words};
+use super::threads;
 use half::{bf16, f16};
 use std::sync::OnceLock;
 
@@ -173,14 +174,17 @@ impl Level {
         levels[count.min(levels.len()) - 1]
     }
 
-    pub fn run(self, task: impl Task) {
-        match self.0 {
-            Name::Portable => task.run::<Portable>(),
-            #[cfg(target_arch = "x86_64")]
-            Name::Avx2 => task.run::<super::x86::Avx2>(),
-            #[cfg(target_arch = "x86_64")]
-            Name::Avx512 => task.run::<super::x86::Avx512>(),
-        }
+    pub fn run(self, task: impl Task + Send) {
+        threads::with_room(
+            #[inline(always)]
+            || match self.0 {
+                Name::Portable => task.run::<Portable>(),
+                #[cfg(target_arch = "x86_64")]
+                Name::Avx2 => task.run::<super::x86::Avx2>(),
+                #[cfg(target_arch = "x86_64")]
+                Name::Avx512 => task.run::<super::x86::Avx512>(),
+            },
+        )
     }
 }
 
