@@ -78,6 +78,11 @@ pub(super) trait Batches<T: Element> {
         false
     }
 
+    /// Whether it is known without reading them that none of the line's elements takes part.
+    fn is_masked(_: &Self::Line) -> bool {
+        false
+    }
+
     /// A further logit of each line from line `i` on that has no result, if there are such.
     fn sinks(&self, i: usize) -> Option<&[T::Real; MAX_LANES]>;
 
@@ -343,7 +348,8 @@ pub(super) unsafe fn at_once<
 ) {
     let Lines { scores, to, count, streams, factor, of_nothing, .. } = lines;
     let len = if LEN == 0 { lines.len } else { LEN };
-    let ([zero, one, lowest], half) = ([T::Real::ZERO, T::Real::ONE, T::Real::LOWEST], T::Real::nearest(0.5));
+    let [zero, one, lowest, none] = [T::Real::ZERO, T::Real::ONE, T::Real::LOWEST, T::Real::NEG_INFINITY];
+    let half = T::Real::nearest(0.5);
     let drops = batches.drops();
     let room = if VECTORS == 0 { len.next_multiple_of(T::Lanes::<S>::COUNT) } else { VECTORS * T::Lanes::<S>::COUNT };
     let most = lines_of_batch::<S, T>(BATCH_BYTES, room);
@@ -401,7 +407,7 @@ pub(super) unsafe fn at_once<
                 #[inline(always)]
                 |i: usize| B::line(&found_lines, i, scores.add(i * len))
             };
-            // The maximum of line `i` and its sink. Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
+            // The maximum of line `i` and its sink
             let max_of = {
                 #[inline(always)]
                 |i: usize| {
@@ -410,19 +416,21 @@ pub(super) unsafe fn at_once<
                         #[inline(always)]
                         |max, i, count| above(&line, i, count, T::Lanes::<S>::splat(zero)).values().or_greater(max)
                     };
-                    let none = T::Lanes::<S>::splat(lowest);
+                    let nothing = T::Lanes::<S>::splat(none);
                     let max = match VECTORS {
-                        1 => greater(none, 0, len),
-                        _ => fold(len, none, greater, T::Lanes::<S>::or_greater),
+                        _ if B::is_masked(&line) => nothing,
+                        1 => greater(nothing, 0, len),
+                        _ => fold(len, nothing, greater, T::Lanes::<S>::or_greater),
                     };
-                    batches.sinks(of_found).map_or(lowest, |sinks| sinks[i]).or_greater(max.max_across())
+                    batches.sinks(of_found).map_or(none, |sinks| sinks[i]).or_greater(max.max_across())
                 }
             };
+            // Finite where nothing is above −∞, so that exp(−∞ − reference) is 0 and a NaN survives.
             match common {
                 Some(reference) => references = [reference; MAX_LANES],
                 None => {
                     for (i, reference) in references[..to_sum].iter_mut().enumerate() {
-                        *reference = max_of(i);
+                        *reference = max_of(i).or_greater(lowest);
                     }
                 }
             }
@@ -512,12 +520,16 @@ pub(super) unsafe fn at_once<
                     if found[i] >= least_sum && found[i] <= most_sum {
                         continue;
                     }
+                    // Where there is nothing the sum is 0, relative to whatever it is.
+                    let mut is_known = references[i] == lowest;
                     if common.is_some() {
-                        far += 1;
-                        references[i] = max_of(i);
+                        let max = max_of(i);
+                        references[i] = max.or_greater(lowest);
+                        far += usize::from(max > lowest);
+                        is_known = max == none && found[i] == zero;
                     }
                     // From logits that are rounded, as their maximum is: those that are not may be too far from it if it is great.
-                    if common.is_some() || references[i] > lowest {
+                    if !is_known {
                         let (line, reference) = (line_of(i), T::Lanes::<S>::splat(references[i]));
                         let sum = line_sum::<S, T, VECTORS>(
                             len,
@@ -546,11 +558,12 @@ pub(super) unsafe fn at_once<
                 }
             }
             if common.is_none() {
-                common = references[..to_sum].first().copied();
+                // Lines of nothing are close to any.
+                let maxima = references[..to_sum].iter().copied().filter(|&max| max > lowest);
+                common = maxima.clone().next();
                 let close = T::Real::nearest(CLOSE);
-                let is_far =
-                    |&&max: &&T::Real| common.is_some_and(|common| max - common > close || common - max > close);
-                far = references[..to_sum].iter().filter(is_far).count();
+                let is_far = |&max: &T::Real| common.is_some_and(|common| max - common > close || common - max > close);
+                far = maxima.filter(is_far).count();
             }
             if ONE_FAR_IN * far > to_sum {
                 common = None;

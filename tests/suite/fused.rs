@@ -586,6 +586,66 @@ fn windows_in_short_lines() -> Result<()> {
     Ok(())
 }
 
+/// The scores, NaN where the mask has 0.
+fn nan_where_masked(scores: &Tensor, mask: &Tensor) -> Result<Tensor> {
+    let nan = Tensor::new(f32::NAN, &Device::Cpu)?.to_dtype(scores.dtype())?.broadcast_as(scores.shape())?;
+    mask.broadcast_as(scores.shape())?.where_cond(scores, &nan)
+}
+
+/// Masks that have one byte for all of a line, among lines of nothing, and lines of the least number there is, in which each has as much.
+#[test]
+fn lines_masked_as_a_whole() -> Result<()> {
+    for (i, len) in [1, 5, 7, 8, 16, 17, 40, 64, 100, 256, 257].into_iter().enumerate() {
+        for dtype in DTYPES {
+            let (seed, shape) = (i as u64, [2, 3, 41, len]);
+            let mut numbers = normal(shape.iter().product(), 3.0, seed);
+            for (line, numbers) in numbers.chunks_exact_mut(len).enumerate() {
+                match line % 17 {
+                    3 => numbers.fill(f64::NEG_INFINITY),
+                    11 => numbers.fill(if dtype == DType::F16 { -65504.0 } else { -3.3e38 }),
+                    _ => (),
+                }
+            }
+            let scores = tensor(&numbers, &shape, dtype, &Device::Cpu)?;
+            for shape in [vec![2, 1, 41, 1], vec![3, 1, 1], vec![41, 1], vec![1]] {
+                let keep = mask(&shape, seed + 1)?;
+                let masked = Case { mask: Some(keep.clone()), ..Case::new(nan_where_masked(&scores, &keep)?) };
+                check(&masked)?;
+                check(&Case { rows: MaskedRows::Nan, ..masked.clone() })?;
+                check(&Case { log: true, scale: 0.5, ..masked.clone() })?;
+                check(&Case { sinks: Some(make(&[3], 2.0, seed + 2, dtype)?), ..masked.clone() })?;
+                check(&Case { bias: Some(make(&[3, 1, len], 1.0, seed + 3, dtype)?), ..masked.clone() })?;
+                check(&Case { dropout: Some((0.3, seed)), ..masked.clone() })?;
+                check(&Case { window: Some((len / 2, 2)), ..masked })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The same of lines side by side, whose rows are masked as a whole, and have one number of a bias.
+#[test]
+fn rows_masked_as_a_whole() -> Result<()> {
+    for (i, (len, inner)) in [(5, 40), (17, 16), (40, 130), (300, 33), (70, 300)].into_iter().enumerate() {
+        for dtype in DTYPES {
+            let (seed, shape) = (i as u64, [3, len, inner]);
+            let scores = make(&shape, 3.0, seed, dtype)?;
+            for shape in [vec![3, len, 1], vec![len, 1], vec![3, 1, 1], vec![1]] {
+                let keep = mask(&shape, seed + 1)?;
+                let bias = Some(make(&shape, 1.0, seed + 2, dtype)?);
+                let masked = Case { dim: 1, mask: Some(keep.clone()), ..Case::new(nan_where_masked(&scores, &keep)?) };
+                check(&masked)?;
+                check(&Case { bias: bias.clone(), ..masked.clone() })?;
+                check(&Case { rows: MaskedRows::Nan, ..masked.clone() })?;
+                check(&Case { dropout: Some((0.3, seed)), ..masked.clone() })?;
+                check(&Case { softcap: Some(3.0), scale: 0.5, log: true, ..masked })?;
+                check(&Case { dim: 1, bias, ..Case::new(scores.clone()) })?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Half precision of such lengths as is held as it lies in memory, in windows that begin and end anywhere.
 #[test]
 fn long_lines_of_half_precision() -> Result<()> {

@@ -1,7 +1,7 @@
 //! Lines along another dimension, of which a strip is walked together.
 
 use super::any::{Any, Last, Make, Part, Wide};
-use super::logits::{Call, Run, Steps};
+use super::logits::{same_bytes, Call, Run, Steps};
 use crate::cpu::columns::{self, flat, States, Strip, ROWS, WIDTH};
 use crate::cpu::few_rows;
 use crate::cpu::held::{self, Again, HeldStrip, Room};
@@ -197,11 +197,11 @@ enum Todo<'a, V: Lanes, T: Element> {
 
 impl<T: Element> Columns<'_, T> {
     /// Whether results are probabilities of the scores' dtype, whose places these are, and vectors of logits are made from
-    /// vectors in memory, or from one number for all of a vector.
+    /// vectors in memory, or from one number, or byte, for all of a vector.
     fn direct<S: Simd>(&self, side: &Side<T>) -> Option<Elements<'_, T>> {
         let lanes = T::Lanes::<S>::COUNT;
         let whole = side.segments.split_last().is_some_and(|(_, rest)| rest.iter().all(|of| of.len % lanes == 0));
-        let neighbours = side.steps.bias <= 1 && (self.call.mask.is_none() || side.steps.mask == 1);
+        let neighbours = side.steps.bias <= 1 && side.steps.mask <= 1;
         T::of(&self.out).filter(|_| whole && neighbours && !self.call.is_log())
     }
 
@@ -218,6 +218,7 @@ impl<T: Element> Columns<'_, T> {
             (side.strip.stride, self.call.geometry.bias_step, self.call.geometry.mask_step);
         let (bias, mask) = (self.call.bias.is_some(), self.call.mask.is_some());
         let neighbours = side.steps.bias == 1;
+        let mask_neighbours = side.steps.mask == 1;
         // SAFETY of the block: the elements are there; the rest by the caller's promise.
         // One loop for each combination, in a function of its own: what it captures is moved there, or it would be fetched again
         // for each vector.
@@ -233,6 +234,14 @@ impl<T: Element> Columns<'_, T> {
                 move |of: &Origin<T>, j: usize, i: usize, count: usize| {
                     T::read::<S>(of.bias.add(j * bias_stride + i), count, zero)
                 }
+            };
+            let bias_of_row = {
+                #[inline(always)]
+                move |of: &Origin<T>, j: usize| T::Lanes::<S>::splat(one::<S, T>(of.bias.add(j * bias_stride)))
+            };
+            let mask_of_row = {
+                #[inline(always)]
+                move |of: &Origin<T>, j: usize| same_bytes(*of.mask.add(j * mask_stride)).as_ptr()
             };
             // What later rows are made from is asked for beside the exponentials of earlier ones: beside the logits it was 0.2 of a
             // softmax. Without branches: with one in the loop its constants leave the registers.
@@ -267,6 +276,14 @@ impl<T: Element> Columns<'_, T> {
                     move |of, j, i, count| read(of, j, i, count).mul_add(scale, read_bias(of, j, i, count)),
                     bias_ahead,
                 ),
+                (None, true, false) if S::SPECIALISED => self.rows::<S>(
+                    side,
+                    range,
+                    todo,
+                    #[inline(always)]
+                    move |of, j, i, count| read(of, j, i, count).mul_add(scale, bias_of_row(of, j)),
+                    ahead,
+                ),
                 (Some([inverse, cap]), false, false) if S::SPECIALISED => self.rows::<S>(
                     side,
                     range,
@@ -275,14 +292,23 @@ impl<T: Element> Columns<'_, T> {
                     move |of, j, i, count| (read(of, j, i, count) * inverse).tanh() * cap,
                     ahead,
                 ),
+                (None, false, true) if S::SPECIALISED && mask_neighbours => self.rows::<S>(
+                    side,
+                    range,
+                    todo,
+                    #[inline(always)]
+                    move |of, j, i, count| {
+                        (read(of, j, i, count) * scale).where_some_kept(of.mask.add(j * mask_stride + i), count, none)
+                    },
+                    ahead,
+                ),
                 (None, false, true) if S::SPECIALISED => self.rows::<S>(
                     side,
                     range,
                     todo,
                     #[inline(always)]
                     move |of, j, i, count| {
-                        let logit = read(of, j, i, count) * scale;
-                        logit.where_some_kept(of.mask.add(j * mask_stride + i), count, none)
+                        (read(of, j, i, count) * scale).where_some_kept(mask_of_row(of, j), count, none)
                     },
                     ahead,
                 ),
@@ -299,13 +325,13 @@ impl<T: Element> Columns<'_, T> {
                         };
                         let logit = match (bias, neighbours) {
                             (true, true) => x + read_bias(of, j, i, count),
-                            (true, false) => x + T::Lanes::<S>::splat(one::<S, T>(of.bias.add(j * bias_stride))),
+                            (true, false) => x + bias_of_row(of, j),
                             (false, _) => x,
                         };
-                        if mask {
-                            logit.where_some_kept(of.mask.add(j * mask_stride + i), count, none)
-                        } else {
-                            logit
+                        match (mask, mask_neighbours) {
+                            (true, true) => logit.where_some_kept(of.mask.add(j * mask_stride + i), count, none),
+                            (true, false) => logit.where_some_kept(mask_of_row(of, j), count, none),
+                            (false, _) => logit,
                         }
                     },
                     bias_ahead,

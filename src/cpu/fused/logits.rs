@@ -1,8 +1,9 @@
 //! What is read, and the logits made of it.
 
 use super::any::Any;
+use super::short::is_batched;
 use crate::cpu::in_batches::BATCH_LINE;
-use crate::cpu::lanes::{each, sum_of_long_terms, Lanes, Pack};
+use crate::cpu::lanes::{each, sum_of_long_terms, Lanes, Pack, MAX_LANES};
 use crate::cpu::level::Simd;
 use crate::cpu::memory::{leaves_caches, Elements};
 use crate::cpu::random;
@@ -10,11 +11,22 @@ use crate::cpu::rows::{ahead_in, MAX_BLOCK};
 use crate::cpu::statistics::one;
 use crate::cpu::{Element, Softmaxed};
 use crate::fused::{Around, Geometry, MaskedRows, Operand, Options, Place};
+use crate::lines::Lines;
 use crate::op::Output;
 use crate::state::{Normalizer, Number, Real, SoftmaxState};
 use candle_core::{CpuStorage, Result, WithDType};
 use std::mem::MaybeUninit;
 use std::ops::Range;
+
+/// Bytes of a mask that are the same for all of a short line, or of a vector.
+type SameBytes = [u8; BATCH_LINE + MAX_LANES];
+static MASKED_OR_KEPT: [SameBytes; 2] = [[0; BATCH_LINE + MAX_LANES], [1; BATCH_LINE + MAX_LANES]];
+
+/// Such bytes, as this one says: without branches, which would be taken by chance.
+#[inline(always)]
+pub(super) fn same_bytes(keep: u8) -> &'static SameBytes {
+    &MASKED_OR_KEPT[usize::from(keep != 0)]
+}
 
 /// Scores that are neighbours in memory, at most a block, and what is beside them.
 pub(super) struct Run<R> {
@@ -149,13 +161,27 @@ impl<'a, T: Element> Call<'a, T> {
     /// Whether logits are made of neighbours in memory. Of a narrow window in long lines so much less
     /// is read otherwise that it takes less time; a causal one took 1.11 to 1.25 of a softmax then, and 0.97 to 1.17 as a mask.
     pub(super) fn has_neighbours(&self) -> bool {
-        let neighbours = self.geometry.bias_step <= 1 && (self.mask.is_none() || self.geometry.mask_step == 1);
-        let len = self.geometry.lines.len;
+        let Geometry { lines: Lines { len, .. }, bias_step, mask_step, .. } = *self.geometry;
+        // One byte for all of a line is [repeated](Self::line_mask).
+        let mask_neighbours = self.mask.is_none() || mask_step == 1 || mask_step == 0 && is_batched::<T>(len);
+        let neighbours = bias_step <= 1 && mask_neighbours;
         let narrow = self.options.window.is_some_and(|window| {
             let (first, end) = window.keys(window.queries / 2, len);
             len > BATCH_LINE && end - first < len / 4
         });
         neighbours && !narrow
+    }
+
+    /// The bytes of a line's mask, which begins at this place and has neighbours or, if the line [is batched](is_batched), one byte for all.
+    /// The last of the lines that are taken with it begins so many elements `beyond` it.
+    #[inline(always)]
+    pub(super) fn line_mask(&self, mask: Elements<u8>, place: usize, beyond: usize) -> *const u8 {
+        if self.geometry.mask_step == 1 {
+            return mask.at(place, beyond + self.geometry.lines.len);
+        }
+        let byte: *const u8 = mask.at(place, beyond + 1);
+        // SAFETY: it is there.
+        same_bytes(unsafe { *byte }).as_ptr()
     }
 
     /// Whether there is a bias that comes from as far as the scores do. One that many lines share is in a nearer cache, where it takes

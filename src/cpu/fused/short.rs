@@ -1,7 +1,7 @@
 //! Lines along the last dimension whose logits are made of neighbours in memory: of a block at most or, where vectors saturate, that are
 //! kept, where their results are to be if not in the first cache.
 
-use super::logits::{first_lanes, keep_along, Call, Steps};
+use super::logits::{first_lanes, keep_along, same_bytes, Call, Steps};
 use super::rows::Rows;
 use crate::cpu::at_once::{
     self, asks_ahead, has_near, line_results, Above, Batches, FAR_AWAY, NEARBY, NOTHING, SHORT, WINDOW,
@@ -378,7 +378,8 @@ impl<'a, T: Element> Sources<'a, T> {
         if let Some(limits) = self.limits {
             first.number = limits[place.mask..][..last * axis.mask + len].as_ptr();
         } else if let Some(mask) = call.mask {
-            first.mask = mask.at(place.mask, last * axis.mask + len);
+            first.mask = call.line_mask(mask, place.mask, last * axis.mask);
+            is_even &= axis.mask == 0 || call.geometry.mask_step == 1;
         }
         if let Some(windows) = &self.windows {
             windows.tell(place.query, &mut first);
@@ -407,8 +408,13 @@ impl<'a, T: Element> Sources<'a, T> {
         }
         if self.limits.is_some() || self.widened.is_some() {
             found(&mut self.number, at, count, |i| first.number.wrapping_offset(i as isize * number_step));
-        } else if call.mask.is_some() {
-            found(&mut self.mask, at, count, |i| first.mask.wrapping_add(i * axis.mask));
+        } else if let Some(mask) = call.mask {
+            match call.geometry.mask_step {
+                1 => found(&mut self.mask, at, count, |i| first.mask.wrapping_add(i * axis.mask)),
+                _ => found_numbers(&mut self.mask, at, count, axis.mask, |i| {
+                    call.line_mask(mask, place.mask + i * axis.mask, 0)
+                }),
+            }
         }
         match &self.windows {
             Some(Windows::Limits(of)) => found(&mut self.number, at, count, |i| of.of(place.query + i * axis.query)),
@@ -500,6 +506,12 @@ impl<T: Element> Batches<T> for Sources<'_, T> {
     unsafe fn is_outside<S: Simd>(line: &Source<T>, i: usize) -> bool {
         // SAFETY: there are bytes for whole vectors.
         unsafe { *line.mask.add(i) == 0 && *line.mask.add(i + T::Lanes::<S>::COUNT - 1) == 0 }
+    }
+
+    #[inline(always)]
+    fn is_masked(line: &Source<T>) -> bool {
+        // The mask of a line whose one byte is 0
+        std::ptr::eq(line.mask, same_bytes(0).as_ptr())
     }
 
     #[inline(always)]
@@ -1042,7 +1054,7 @@ impl<T: Element> Rows<'_, T> {
             None => (),
         }
         if let Some(mask) = call.mask {
-            turn.mask = mask.at(place.mask, len);
+            turn.mask = call.line_mask(mask, place.mask, 0);
         }
         if let Some(sinks) = call.sinks {
             if last_sink.0 != place.sink {
