@@ -277,6 +277,16 @@ unsafe fn line_sum<S: Simd, T: Element, const VECTORS: usize>(
     )
 }
 
+/// How many elements a line has room for: whole vectors, so many `VECTORS`, or 0 for any.
+#[inline(always)]
+pub(super) fn room_of_line<V: Lanes, const VECTORS: usize>(len: usize) -> usize {
+    if VECTORS == 0 {
+        len.next_multiple_of(V::COUNT)
+    } else {
+        VECTORS * V::COUNT
+    }
+}
+
 /// How many lines a batch of so many `bytes` has at most, which have so much `room` each: a power of two, so that tasks are whole batches, and
 /// no more than a vector has lanes.
 #[inline(always)]
@@ -351,7 +361,7 @@ pub(super) unsafe fn at_once<
     let [zero, one, lowest, none] = [T::Real::ZERO, T::Real::ONE, T::Real::LOWEST, T::Real::NEG_INFINITY];
     let half = T::Real::nearest(0.5);
     let drops = batches.drops();
-    let room = if VECTORS == 0 { len.next_multiple_of(T::Lanes::<S>::COUNT) } else { VECTORS * T::Lanes::<S>::COUNT };
+    let room = room_of_line::<T::Lanes<S>, VECTORS>(len);
     let most = lines_of_batch::<S, T>(BATCH_BYTES, room);
     let batch_room = three_apart::<T::Real>(most * room);
     let mut kept = CacheLines([const { MaybeUninit::<T::Real>::uninit() }; BATCHES]);

@@ -1,7 +1,7 @@
 //! Short lines along the last dimension in batches whose maxima, and whose sums, are one vector: the steps from a vector to one number are
 //! shared, as are divisions and logarithms.
 
-use super::at_once::{find_apart, line_made, lines_of_batch, Batches, Lines};
+use super::at_once::{find_apart, line_made, lines_of_batch, room_of_line, Batches, Lines};
 use super::lanes::{each, sum_of_vectors, Lanes, Pack, MAX_LANES};
 use super::level::Simd;
 use super::memory::{three_apart, CacheLines};
@@ -143,7 +143,7 @@ pub(super) unsafe fn in_batches<
     let Lines { scores, to, count, .. } = lines;
     let (factor, of_nothing) = (T::Lanes::<S>::splat(lines.factor), T::Lanes::<S>::splat(lines.of_nothing));
     let len = if LEN == 0 { lines.len } else { LEN };
-    let room = if VECTORS == 0 { len.next_multiple_of(T::Lanes::<S>::COUNT) } else { VECTORS * T::Lanes::<S>::COUNT };
+    let room = room_of_line::<T::Lanes<S>, VECTORS>(len);
     let (most, distance) = (lines_of_batch::<S, T>(BATCH_BYTES, room), ahead_if::<T>(LEAVES_CACHES));
     let drops = batches.drops();
     // Logits are held from when they are made until results are written, or if they are nothing but scores their exponentials from when they are

@@ -406,15 +406,21 @@ impl<T: Element> Softmax<'_, T> {
         }
     }
 
-    /// A loop for each number of vectors.
+    /// A loop for each number of vectors, and for what leaves the caches.
     ///
     /// # Safety
     /// As of [`in_batches`](Self::in_batches).
     #[inline(always)]
     unsafe fn in_batches_of<S: Simd, const LOG: bool>(&self, lines: Range<usize>, len: usize) {
+        let leaves_caches = S::PREFETCHES && leaves_caches(&self.0.out);
         // SAFETY: as promised by the caller.
         unsafe {
             match len.div_ceil(T::Lanes::<S>::COUNT) {
+                _ if const { !LOG } && len == SHORT => match leaves_caches {
+                    true => self.in_batches::<S, SHORT, 0, true, LOG>(lines, len),
+                    false => self.in_batches::<S, SHORT, 0, false, LOG>(lines, len),
+                },
+                _ if leaves_caches => self.in_batches::<S, 0, 0, true, LOG>(lines, len),
                 1 => self.in_batches::<S, 0, 1, false, LOG>(lines, len),
                 2 => self.in_batches::<S, 0, 2, false, LOG>(lines, len),
                 3 => self.in_batches::<S, 0, 3, false, LOG>(lines, len),
@@ -776,7 +782,6 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
         // SAFETY: as promised by the caller; what is kept aside has room for a line.
         unsafe {
             if len <= if keep == Keep::Nowhere { MAX_KEPT } else { most_kept::<S, T>() } {
-                let leaves_caches = S::PREFETCHES && leaves_caches(&self.0.out);
                 return match self.0.output {
                     Output::Probability if T::Lanes::<S>::SATURATES && len > BATCH_LINE => {
                         self.sampled::<S>(lines, len)
@@ -789,16 +794,8 @@ impl<S: Simd, T: Element> Pass<S> for Softmax<'_, T> {
                             _ => self.in_caches::<S, NOT_ASKED>(lines, len),
                         }
                     }
-                    Output::Probability if len <= BATCH_LINE => match leaves_caches {
-                        true if len == SHORT => self.in_batches::<S, SHORT, 0, true, false>(lines, len),
-                        true => self.in_batches::<S, 0, 0, true, false>(lines, len),
-                        false if len == SHORT => self.in_batches::<S, SHORT, 0, false, false>(lines, len),
-                        false => self.in_batches_of::<S, false>(lines, len),
-                    },
-                    Output::LogProbability if len <= BATCH_LINE => match leaves_caches {
-                        true => self.in_batches::<S, 0, 0, true, true>(lines, len),
-                        false => self.in_batches_of::<S, true>(lines, len),
-                    },
+                    Output::Probability if len <= BATCH_LINE => self.in_batches_of::<S, false>(lines, len),
+                    Output::LogProbability if len <= BATCH_LINE => self.in_batches_of::<S, true>(lines, len),
                     Output::Probability => self.short::<S>(lines, len, Output::Probability),
                     Output::LogProbability => self.short::<S>(lines, len, Output::LogProbability),
                 };

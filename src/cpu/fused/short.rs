@@ -854,16 +854,7 @@ impl<T: Element> Rows<'_, T> {
                     self.long_of_neighbours::<S>(lines, len, out, ask, logit)
                 }
             } else if const { has_batches::<T>() } && len <= BATCH_LINE {
-                // A loop of its own for each: with a distance that is no constant lines of 64 f32s with a bias took 1.06 times as long.
-                match (len, S::PREFETCHES && leaves_caches(&out)) {
-                    (SHORT, true) => self.in_batches::<S, SHORT, 0, true, false>(lines, len, out, ask, logit),
-                    (SHORT, false) => self.in_batches::<S, SHORT, 0, false, false>(lines, len, out, ask, logit),
-                    (_, true) => self.in_batches::<S, 0, 0, true, false>(lines, len, out, ask, logit),
-                    _ if len <= T::Lanes::<S>::COUNT => {
-                        self.in_batches::<S, 0, 1, false, false>(lines, len, out, ask, logit)
-                    }
-                    (_, false) => self.in_batches::<S, 0, 0, false, false>(lines, len, out, ask, logit),
-                }
+                self.in_batches_of::<S, false>(lines, len, out, ask, logit)
             } else {
                 self.in_turns::<S>(lines, len, out, ask, logit)
             }
@@ -887,13 +878,33 @@ impl<T: Element> Rows<'_, T> {
             move |of: &Source<T>, i: usize, count: usize| first_lanes(count, unsafe { any.of::<S, T>(of, i, count) })
         };
         // SAFETY: as promised by the caller.
+        unsafe { self.in_batches_of::<S, true>(lines, len, out, ask, logit) }
+    }
+
+    /// A loop of its own for each: with a distance that is no constant lines of 64 f32s with a bias took 1.06 times as long.
+    ///
+    /// # Safety
+    /// As of [`in_batches`](Self::in_batches).
+    #[inline(always)]
+    unsafe fn in_batches_of<S: Simd, const LOG: bool>(
+        &self,
+        lines: Range<usize>,
+        len: usize,
+        out: Elements<T>,
+        ask: impl Fn(&Source<T>, usize),
+        logit: impl Fn(&Source<T>, usize, usize) -> T::Lanes<S>,
+    ) {
+        let leaves_caches = S::PREFETCHES && leaves_caches(&out);
+        // SAFETY: as promised by the caller.
         unsafe {
-            match S::PREFETCHES && leaves_caches(&out) {
-                true => self.in_batches::<S, 0, 0, true, true>(lines, len, out, ask, logit),
-                false if len <= T::Lanes::<S>::COUNT => {
-                    self.in_batches::<S, 0, 1, false, true>(lines, len, out, ask, logit)
-                }
-                false => self.in_batches::<S, 0, 0, false, true>(lines, len, out, ask, logit),
+            match len {
+                SHORT if const { !LOG } => match leaves_caches {
+                    true => self.in_batches::<S, SHORT, 0, true, LOG>(lines, len, out, ask, logit),
+                    false => self.in_batches::<S, SHORT, 0, false, LOG>(lines, len, out, ask, logit),
+                },
+                _ if leaves_caches => self.in_batches::<S, 0, 0, true, LOG>(lines, len, out, ask, logit),
+                _ if len <= T::Lanes::<S>::COUNT => self.in_batches::<S, 0, 1, false, LOG>(lines, len, out, ask, logit),
+                _ => self.in_batches::<S, 0, 0, false, LOG>(lines, len, out, ask, logit),
             }
         }
     }
