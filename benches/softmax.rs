@@ -48,15 +48,18 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_parser = parse_dtype, default_value = "f32,bf16,f16")]
     dtypes: Vec<DType>,
     /// Times of others, as op,shape,dim,dtype,impl,call_us,graph_us (or us); may be given more than once. On the CPU:
-    /// with two threads
+    /// with `--peers-threads`
     #[arg(long, value_name = "FILE")]
     peers: Vec<PathBuf>,
     /// On the CPU: the same with one thread
     #[arg(long, value_name = "FILE")]
     peers_one_thread: Vec<PathBuf>,
-    /// On the CPU: the same with two threads and huge pages
+    /// On the CPU: the same with `--peers-threads` and huge pages
     #[arg(long, value_name = "FILE")]
     peers_huge_pages: Vec<PathBuf>,
+    /// On the CPU: how many threads the others had
+    #[arg(long, default_value_t = 2)]
+    peers_threads: usize,
     /// Write the results to this CSV file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -182,8 +185,9 @@ fn read_all(paths: &[PathBuf]) -> Result<Vec<Row>> {
 
 fn read_peers(args: &Args) -> Result<Vec<Row>> {
     let mut peers = Vec::new();
+    let threads = args.peers_threads;
     for (paths, threads, suffix) in
-        [(&args.peers, 2, ""), (&args.peers_one_thread, 1, ""), (&args.peers_huge_pages, 2, ", huge pages")]
+        [(&args.peers, threads, ""), (&args.peers_one_thread, 1, ""), (&args.peers_huge_pages, threads, ", huge pages")]
     {
         for path in paths {
             for mut row in report::read_csv(path)? {

@@ -192,7 +192,7 @@ impl Softmax {
 
     /// Sets probabilities to 0 with probability `p` (rounded to a multiple of 2⁻¹⁶) and divides the others by 1 − p. The same
     /// seed drops the same elements of a shape, on every device and in the backward pass. An error later unless 0 ≤ p < 1,
-    /// and with [`log`](Self::log) unless p is 0.
+    /// and with [`log`](Self::log) unless p is 0. In a line that is NaN what is dropped may be 0 or NaN.
     ///
     /// The random numbers are Philox4x32-7 ([Salmon et al., 2011](https://doi.org/10.1145/2063384.2063405)).
     ///

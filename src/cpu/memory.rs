@@ -1,11 +1,12 @@
 //! Memory that threads read and fill together.
 
+use super::threads::{alone, at_shared_work, share_few};
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
 
 /// From this size on fresh memory asks for huge pages: page faults are most of the time of a large output.
 const HUGE_PAGES_FROM: usize = 4 << 20;
@@ -88,9 +89,11 @@ impl<'a, T> Elements<'a, T> {
     pub fn bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
+}
 
+impl<T: Send + Sync> Elements<'_, T> {
     /// Before this thread writes to these elements: has it be the first to use the huge pages that they are in, but for those that another
-    /// thread has [used](FirstUse).
+    /// thread has [used](FirstUse). A thread that does so for others has them help.
     pub fn use_first(&self, elements: Range<usize>) {
         let Some(FirstUse { used, one_by_one }) = self.first_use else { return };
         let elements = elements.start..elements.end.min(self.len);
@@ -99,43 +102,53 @@ impl<'a, T> Elements<'a, T> {
         }
         let begin = self.start as usize;
         let page_of = |element: usize| (begin + element * size_of::<T>()) / HUGE_PAGE;
-        for page in page_of(elements.start)..page_of(elements.end - 1) + 1 {
-            let used = &used[page - page_of(0)];
-            if used.load(Ordering::Acquire) {
-                continue;
-            }
-            let _alone = one_by_one.lock().unwrap_or_else(PoisonError::into_inner);
-            if !used.load(Ordering::Acquire) {
+        let use_page = |page: usize| {
+            used[page - page_of(0)].call_once(|| {
+                let _alone = one_by_one.as_ref().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner));
                 let from_start = (page * HUGE_PAGE).saturating_sub(begin);
                 // SAFETY: the byte is of the vector, and is still to be filled: who does so comes here before. A write that must not be left
                 // out, though nothing reads what it wrote.
                 unsafe { self.start.cast::<u8>().add(from_start).write_volatile(0) };
-                used.store(true, Ordering::Release);
+            })
+        };
+        let for_others = one_by_one.is_none() && !at_shared_work();
+        let mut pages = page_of(elements.start)..page_of(elements.end - 1) + 1;
+        while let Some(page) = pages.next() {
+            let begin = for_others.then(Instant::now);
+            use_page(page);
+            if begin.is_some_and(|begin| begin.elapsed() >= CLEARED) {
+                let Range { start, end } = pages;
+                return share_few(end - start, &|i| use_page(start + i));
             }
         }
     }
 }
 
-/// Which of the huge pages of a large output have been used, each first by a thread that does so alone: threads that do it side by side keep
-/// each other waiting, by how much changes from machine to machine and from hour to hour; and where they come to one page at about the
-/// same time, the system clears one for each of them. The page is in the caches then, for the results. With two threads, in turn, 1024 × 32768
-/// f32: 8.5 to 9.3 ms, not alone 7.6 to 15.4, all pages by the caller before the others begin 11.8 to 12.4. That is best where each thread
-/// comes to all pages, (4096, 4096) along the first dimension 8.9 to 9.4, not alone 10.6 to 12.9, and for a line of several threads: 1 × 10000000
-/// 4.5, in turn 5.3.
+/// Which of the huge pages of a large output have been used, each first by one thread: where several come to one at about the same time,
+/// the system clears a page for each of them. It is in the caches then, for the results. Several pages at a time: 1024 × 32768 f32s take 16
+/// threads of a Xeon 3.7 ms so, and one page after the other 24.
+///
+/// But two threads keep each other waiting, by how much changes from machine to machine and from hour to hour. One after the other they
+/// take 8.5 to 9.3 ms for that, side by side 7.6 to 15.4, and if the caller uses all pages before the other begins 11.8 to 12.4. That is best
+/// where each thread comes to all pages, (4096, 4096) along the first dimension 8.9 to 9.4, side by side 10.6 to 12.9, and for a line of
+/// several threads: 1 × 10000000 4.5, in turn 5.3.
 struct FirstUse {
-    used: Vec<AtomicBool>,
-    one_by_one: Mutex<()>,
+    used: Vec<Once>,
+    /// Where there are two threads.
+    one_by_one: Option<Mutex<()>>,
 }
 
 const HUGE_PAGE: usize = 2 << 20;
+/// A page that the system clears takes longer (it takes 90 to 400 µs), and one that is there already does not.
+const CLEARED: Duration = Duration::from_micros(20);
 
 impl FirstUse {
     /// Of these elements, if several threads may fill them. That is asked of large outputs only, since it may start the threads.
     fn of<T: Copy>(elements: Elements<T>) -> Option<Self> {
-        let several = cfg!(target_os = "linux") && elements.bytes() >= HUGE_PAGES_FROM && !super::threads::alone();
+        let several = cfg!(target_os = "linux") && elements.bytes() >= HUGE_PAGES_FROM && !alone();
         several.then(|| Self {
-            used: (0..elements.bytes() / HUGE_PAGE + 2).map(|_| AtomicBool::new(false)).collect(),
-            one_by_one: Mutex::new(()),
+            used: (0..elements.bytes() / HUGE_PAGE + 2).map(|_| Once::new()).collect(),
+            one_by_one: (rayon::current_num_threads() == 2).then(|| Mutex::new(())),
         })
     }
 }
@@ -302,3 +315,38 @@ fn ask_for_huge_pages<T: Copy>(elements: Elements<T>) {
 
 #[cfg(not(target_os = "linux"))]
 fn ask_for_huge_pages<T: Copy>(_: Elements<T>) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every page that some of the elements are in, and no other, whether one thread, two or more use them.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn pages_are_used_first() {
+        for threads in [1, 2, 5] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
+            pool.install(|| {
+                let mut out = Unfilled::<u16>::new(10 * HUGE_PAGE);
+                let used = |out: &Unfilled<u16>| {
+                    let pages = out.first_use.iter().flat_map(|first_use| &first_use.used);
+                    pages.map(|page| page.is_completed()).collect::<Vec<_>>()
+                };
+                let page_of = {
+                    let begin = out.vec.as_ptr() as usize;
+                    move |element: usize| (begin + 2 * element) / HUGE_PAGE - begin / HUGE_PAGE
+                };
+                assert_eq!(out.first_use.is_some(), threads > 1);
+                let mut expected = vec![false; used(&out).len()];
+                for elements in [3..3, 5..6, 4_000_000..7_000_000, 9 * HUGE_PAGE..11 * HUGE_PAGE, 0..10 * HUGE_PAGE] {
+                    out.elements().use_first(elements.clone());
+                    let end = elements.end.min(10 * HUGE_PAGE);
+                    if threads > 1 && elements.start < end {
+                        expected[page_of(elements.start)..page_of(end - 1) + 1].fill(true);
+                    }
+                    assert_eq!(used(&out), expected, "{elements:?}, {threads} threads");
+                }
+            });
+        }
+    }
+}

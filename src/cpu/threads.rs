@@ -23,15 +23,20 @@ const PIECES: usize = 8;
 /// How often the caller looks whether the last pieces are done before it sleeps.
 const SPINS: usize = 1 << 12;
 
-/// From this many elements on threads are woken up, if no helper is awake: of calls with a pause of 1 ms between them 1536 × 1024 f32s take
-/// one thread 185 µs, and two of which the second sleeps 160, but 1024 × 1024 108 and 113.
+/// From this many elements on two or three threads are woken up, if no helper is awake: of calls with a pause of 1 ms between them 1536 × 1024
+/// f32s take one thread 185 µs, and two of which the second sleeps 160, but 1024 × 1024 108 and 113.
 const WAKE_FROM: usize = 3 << 19;
+/// More threads from this many on: for some of them there are CPUs at once. With 2 ms between calls 1024 × 512 f32s take one thread of a Xeon
+/// 170 to 190 µs, four threads 90 and 16 107; right behind other work of the pool's, which keeps them awake for a while, 160, 65 and 28.
+const WAKE_MANY_FROM: usize = 1 << 18;
 /// From this many on they are in any case: until the system has found CPUs for them takes less time.
 const ALWAYS_FROM: usize = 1 << 24;
 /// From this many elements on a helper has its share (64 × 1000 f32s take one thread 5.4 µs and two 3.4), …
 const HELP_FROM: usize = 3 << 14;
-/// … and from this many on it wakes the others of the pool.
+/// … and from this many on it wakes others of the pool.
 const HELP_ALL_FROM: usize = 1 << 18;
+/// There are no more threads than have so many elements each: 512 × 512 f32s take eight threads as long as 16.
+const PER_THREAD: usize = 1 << 15;
 
 /// Whether there is only one.
 pub(super) fn alone() -> bool {
@@ -67,9 +72,28 @@ pub(super) fn at_shared_work() -> bool {
     AT_SHARED_WORK.get()
 }
 
-/// Calls `f(i)` for each i below `count`, on so many elements in all, by several threads, which take `most` of them at a time at most. If
-/// one takes less time it calls nothing, and returns false.
-pub(super) fn share(elements: usize, count: usize, most: usize, f: &(dyn Fn(usize) + Sync)) -> bool {
+/// Calls `f(i)` for each i below `count`, on so many elements in all, by several threads, which take `most` of them at a time at most; or if
+/// one takes less time, `by_one` instead.
+pub(super) fn share(elements: usize, count: usize, most: usize, f: &(dyn Fn(usize) + Sync), by_one: impl FnOnce()) {
+    if !is_shared(elements, count, most, f) {
+        by_one();
+    }
+    Calls::end(elements);
+}
+
+/// The same by all threads, whatever it takes to wake them up: for calls of a tenth of a millisecond each.
+pub(super) fn share_few(count: usize, f: &(dyn Fn(usize) + Sync)) {
+    let threads = rayon::current_num_threads().min(count);
+    if threads > 0 {
+        let work = Arc::new(Work::new(count, threads, 1, false, f));
+        wake(&work, 1..3);
+        work.take(0);
+        work.wait();
+    }
+}
+
+/// Whether several threads have done it.
+fn is_shared(elements: usize, count: usize, most: usize, f: &(dyn Fn(usize) + Sync)) -> bool {
     if elements < HELP_FROM || count <= 1 || alone() {
         return false;
     }
@@ -78,11 +102,11 @@ pub(super) fn share(elements: usize, count: usize, most: usize, f: &(dyn Fn(usiz
     if !there && !wakes {
         return false;
     }
-    let few = if elements < HELP_ALL_FROM { 2 } else { usize::MAX };
-    let threads = rayon::current_num_threads().min(count).min(few);
+    let most_threads = if elements < HELP_ALL_FROM { 2 } else { elements / PER_THREAD };
+    let threads = rayon::current_num_threads().min(count).min(most_threads);
     let work = Arc::new(Work::new(count, threads, most, elements < ALWAYS_FROM, f));
     let given = there && HELPER.give(&work);
-    if wakes || (!given && elements >= WAKE_FROM) {
+    if wakes || (!given && elements >= wake_from()) {
         wake(&work, 1..3);
     }
     let own = work.take(0);
@@ -91,6 +115,15 @@ pub(super) fn share(elements: usize, count: usize, most: usize, f: &(dyn Fn(usiz
         Wakes::learn(elements, 8 * (count - own) >= count);
     }
     true
+}
+
+/// From how many elements on threads are woken up.
+fn wake_from() -> usize {
+    if rayon::current_num_threads() < 4 {
+        WAKE_FROM
+    } else {
+        WAKE_MANY_FROM
+    }
 }
 
 /// Whether waking threads pays a caller. It does not where the system lets them run on the caller's CPU instead of it, as it often does for
@@ -104,7 +137,7 @@ struct Wakes {
 }
 
 thread_local! {
-    static WAKES: Cell<Wakes> = const { Cell::new(Wakes { from: WAKE_FROM, without: 0 }) };
+    static WAKES: Cell<Wakes> = const { Cell::new(Wakes { from: 0, without: 0 }) };
 }
 
 impl Wakes {
@@ -113,7 +146,7 @@ impl Wakes {
 
     fn pays(elements: usize) -> bool {
         let Wakes { from, without } = WAKES.get();
-        if elements < WAKE_FROM {
+        if elements < wake_from() {
             return false;
         }
         let tries = elements >= from || without >= Self::AGAIN;
@@ -155,8 +188,6 @@ static HELPER: Helper = Helper {
 const MANY: usize = 1 << 20;
 /// … are answered by a helper, which waits as long for the next one.
 const CLOSE: u64 = 25_000;
-/// Elements that one thread takes a nanosecond for, at least.
-const PER_NANOSECOND: usize = 4;
 /// How often a helper looks for a call before it looks what else the pool has to do.
 const LOOKS: usize = 32;
 
@@ -164,10 +195,6 @@ impl Helper {
     /// Whether there is one, and it has answered: the system may let it wait, for the caller's CPU most often. Asks one to come for a
     /// caller that calls often; that costs it 10 to 15 µs, little beside the calls before.
     fn is_there(&'static self, elements: usize) -> bool {
-        thread_local! {
-            /// Until when a call is close to this thread's last one, and the elements of those that were close to each other.
-            static CALLS: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
-        }
         // Threads of the pool share what they do already. In WebAssembly there is no clock.
         if cfg!(target_family = "wasm") || rayon::current_thread_index().is_some() {
             return false;
@@ -175,11 +202,7 @@ impl Helper {
         if self.is_there.load(Ordering::Relaxed) {
             return !self.called.load(Ordering::Relaxed);
         }
-        let (now, takes) = (now(), (elements / PER_NANOSECOND) as u64);
-        let (close, before) = CALLS.get();
-        let in_all = elements.saturating_add(if now < close { before } else { 0 });
-        let many = in_all >= MANY && in_all > elements;
-        CALLS.set((now + takes + CLOSE, if many { 0 } else { in_all }));
+        let (many, takes) = Calls::begin(elements);
         if many && !self.asked.swap(true, Ordering::Relaxed) {
             rayon::spawn(move || self.help(takes));
         }
@@ -227,6 +250,44 @@ impl Helper {
             work.take(1);
         }
         true
+    }
+}
+
+/// A thread's calls that no helper answered.
+#[derive(Clone, Copy)]
+struct Calls {
+    /// When this one began, …
+    began: Option<u64>,
+    /// … and the last one ended.
+    ended: u64,
+    /// The elements of those that were close to each other.
+    elements: usize,
+    /// How many nanoseconds 1024 elements of the last one took, but not longer than one each.
+    pace: u64,
+}
+
+thread_local! {
+    static CALLS: Cell<Calls> = const { Cell::new(Calls { began: None, ended: 0, elements: 0, pace: 256 }) };
+}
+
+impl Calls {
+    /// Whether this thread's last ones, with this one, are [`MANY`] and close, and how many nanoseconds this one may take.
+    fn begin(elements: usize) -> (bool, u64) {
+        let (now, last) = (now(), CALLS.get());
+        let close = now < last.ended + CLOSE;
+        let in_all = elements.saturating_add(if close { last.elements } else { 0 });
+        let many = in_all >= MANY && in_all > elements;
+        CALLS.set(Calls { began: Some(now), elements: if many { 0 } else { in_all }, ..last });
+        (many, (elements as u64).saturating_mul(last.pace) >> 10)
+    }
+
+    fn end(elements: usize) {
+        let last = CALLS.get();
+        if let Some(began) = last.began {
+            let ended = now();
+            let pace = (((ended - began) << 10) / elements.max(1) as u64).min(1 << 10);
+            CALLS.set(Calls { began: None, ended, pace, ..last });
+        }
     }
 }
 
@@ -384,8 +445,10 @@ mod tests {
                 let call = |i: usize| {
                     calls[i].fetch_add(1, Ordering::Relaxed);
                 };
-                let shared =
-                    [share(usize::MAX, count, most, &call), pool.install(|| share(usize::MAX, count, most, &call))];
+                let shared = [
+                    is_shared(usize::MAX, count, most, &call),
+                    pool.install(|| is_shared(usize::MAX, count, most, &call)),
+                ];
                 assert_eq!(shared, [!alone() && count > 1, threads > 1 && count > 1]);
                 let times = shared.into_iter().filter(|&shared| shared).count();
                 assert!(
@@ -430,24 +493,25 @@ mod tests {
     #[test]
     fn threads_are_woken_up_where_that_pays() {
         let without = |elements| (0..=Wakes::AGAIN).take_while(|_| !Wakes::pays(elements)).count();
-        let few = [WAKE_FROM, 2 * WAKE_FROM, 4 * WAKE_FROM, ALWAYS_FROM];
-        assert!(!Wakes::pays(WAKE_FROM - 1));
+        let from = wake_from();
+        let few = [from, 2 * from, 4 * from, ALWAYS_FROM];
+        assert!(!Wakes::pays(from - 1));
         assert_eq!(few.map(without), [0; 4]);
-        Wakes::learn(WAKE_FROM, false);
-        assert_eq!(without(2 * WAKE_FROM), 0);
-        assert_eq!(without(WAKE_FROM), Wakes::AGAIN as usize);
+        Wakes::learn(from, false);
+        assert_eq!(without(2 * from), 0);
+        assert_eq!(without(from), Wakes::AGAIN as usize);
         // Again in vain, also for the larger ones
-        Wakes::learn(WAKE_FROM, false);
-        Wakes::learn(2 * WAKE_FROM, false);
-        assert_eq!(without(2 * WAKE_FROM), Wakes::AGAIN as usize);
+        Wakes::learn(from, false);
+        Wakes::learn(2 * from, false);
+        assert_eq!(without(2 * from), Wakes::AGAIN as usize);
         // They came.
-        Wakes::learn(2 * WAKE_FROM, true);
-        assert_eq!(without(2 * WAKE_FROM), 0);
-        assert_eq!(without(WAKE_FROM), Wakes::AGAIN as usize);
-        Wakes::learn(WAKE_FROM, true);
+        Wakes::learn(2 * from, true);
+        assert_eq!(without(2 * from), 0);
+        assert_eq!(without(from), Wakes::AGAIN as usize);
+        Wakes::learn(from, true);
         Wakes::learn(usize::MAX, false);
         assert_eq!(without(ALWAYS_FROM), 0);
-        assert!(!Wakes::pays(WAKE_FROM - 1));
+        assert!(!Wakes::pays(from - 1));
     }
 
     /// Every i once, too, while a helper is called, which is awake after some small calls.
@@ -462,7 +526,9 @@ mod tests {
             let call = |i: usize| {
                 calls[i].fetch_add(1, Ordering::Relaxed);
             };
-            if share(HELP_FROM, calls.len(), 1, &call) {
+            let mut shared = true;
+            share(HELP_FROM, calls.len(), 1, &call, || shared = false);
+            if shared {
                 assert!(calls.iter().all(|calls| calls.load(Ordering::Relaxed) == 1));
                 helped = true;
             } else if helped {
@@ -486,7 +552,7 @@ mod tests {
                 assert_ne!(i, at);
                 returned.fetch_add(1, Ordering::Relaxed);
             };
-            let panic = catch_unwind(AssertUnwindSafe(|| pool.install(|| share(usize::MAX, 100, 1, &call))));
+            let panic = catch_unwind(AssertUnwindSafe(|| pool.install(|| is_shared(usize::MAX, 100, 1, &call))));
             assert!(panic.is_err());
             assert_eq!(returned.load(Ordering::Relaxed), 99);
         }

@@ -67,12 +67,8 @@ type Found = (Reverse<u64>, u32);
 /// Has `run` do `count` lines of `len` elements, by several threads if they are many.
 fn share_lines(count: usize, len: usize, run: impl Fn(Range<usize>) + Sync) {
     let together = (PART / len).max(1);
-    let shared = threads::share(count * len, count.div_ceil(together), TRADED, &|task| {
-        run(task * together..count.min((task + 1) * together))
-    });
-    if !shared {
-        run(0..count)
-    }
+    let each = |task| run(task * together..count.min((task + 1) * together));
+    threads::share(count * len, count.div_ceil(together), TRADED, &each, || run(0..count))
 }
 
 impl<T: Element + Into<f64>> Task for TopK<'_, T>

@@ -89,8 +89,9 @@ fn the_same_bits_by_any_number_of_threads() -> Result<()> {
         ("logsumexp", |xs, _| ops::logsumexp(xs, 1)),
     ];
     let pools = [1, 2, 5].map(pool);
-    // Enough elements to be shared, and of the first for one thread to write f32s past the caches
-    for shape in [(42_000, 64), (12_500, 128), (8000, 200), (3200, 512), (270, 6000), (6, 300_000)] {
+    // Enough elements to be shared, and of the first for one thread to write f32s past the caches; the last are cut into parts, some lines
+    // or strips at a time.
+    for shape in [(42_000, 64), (12_500, 128), (8000, 200), (3200, 512), (270, 6000), (1500, 1024), (6, 300_000)] {
         for dtype in DTYPES {
             for far in [false, true] {
                 let mut xs = normal(shape.0 * shape.1, 2.0, 3);
