@@ -51,8 +51,8 @@ const PART: usize = 1 << 16;
 /// … but never into more parts than this, which bounds the memory that their states take.
 const MAX_PARTS: usize = 128;
 /// So many lines are split at a time that each thread has about this many elements, which are in a cache when results are written:
-/// (4096, 4096) along the first dimension takes 16 threads 1.5 to 1.9 ms, and one line after the other as long as one thread, 14.
-const TOGETHER: usize = 1 << 19;
+/// (4096, 4096) along the first dimension takes 16 threads 1.9 to 2.0 ms, and one strip after the other, each too small to be shared, 13.
+const TOGETHER: usize = 1 << 18;
 /// Threads trade pieces of this many tasks, a huge page or so: the first use of some pages takes much longer than of others.
 const TRADED: usize = 16;
 /// With this many lines or more there is no need to split them.
