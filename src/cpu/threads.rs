@@ -75,7 +75,7 @@ pub(super) fn at_shared_work() -> bool {
 /// Calls `f(i)` for each i below `count`, on so many elements in all, by several threads, which take `most` of them at a time at most; or if
 /// one takes less time, `by_one` instead.
 pub(super) fn share(elements: usize, count: usize, most: usize, f: &(dyn Fn(usize) + Sync), by_one: impl FnOnce()) {
-    if !is_shared(elements, count, most, f) {
+    if !try_share(elements, count, most, f) {
         by_one();
     }
     Calls::end(elements);
@@ -92,8 +92,8 @@ pub(super) fn share_few(count: usize, f: &(dyn Fn(usize) + Sync)) {
     }
 }
 
-/// Whether several threads have done it.
-fn is_shared(elements: usize, count: usize, most: usize, f: &(dyn Fn(usize) + Sync)) -> bool {
+/// Has several threads do it, if they take less time, and answers whether they did.
+fn try_share(elements: usize, count: usize, most: usize, f: &(dyn Fn(usize) + Sync)) -> bool {
     if elements < HELP_FROM || count <= 1 || alone() {
         return false;
     }
@@ -446,8 +446,8 @@ mod tests {
                     calls[i].fetch_add(1, Ordering::Relaxed);
                 };
                 let shared = [
-                    is_shared(usize::MAX, count, most, &call),
-                    pool.install(|| is_shared(usize::MAX, count, most, &call)),
+                    try_share(usize::MAX, count, most, &call),
+                    pool.install(|| try_share(usize::MAX, count, most, &call)),
                 ];
                 assert_eq!(shared, [!alone() && count > 1, threads > 1 && count > 1]);
                 let times = shared.into_iter().filter(|&shared| shared).count();
@@ -552,7 +552,7 @@ mod tests {
                 assert_ne!(i, at);
                 returned.fetch_add(1, Ordering::Relaxed);
             };
-            let panic = catch_unwind(AssertUnwindSafe(|| pool.install(|| is_shared(usize::MAX, 100, 1, &call))));
+            let panic = catch_unwind(AssertUnwindSafe(|| pool.install(|| try_share(usize::MAX, 100, 1, &call))));
             assert!(panic.is_err());
             assert_eq!(returned.load(Ordering::Relaxed), 99);
         }
