@@ -373,15 +373,26 @@ fn run_units<S: Simd>(
             )
         }
     };
-    let units_per_task = units_per_task(unit_elements);
-    let each = |task: usize| {
-        let units = task * units_per_task..units.min((task + 1) * units_per_task);
+    let each = |units: Range<usize>| {
         if let Some(use_first) = use_first {
             use_first(units.start * unit_elements..units.end * unit_elements);
         }
         enter(units)
     };
-    threads::share(units * unit_elements, units.div_ceil(units_per_task), TRADED, &each, || enter(0..units))
+    share_ranges(units * unit_elements, units, units_per_task(unit_elements), each, || enter(0..units))
+}
+
+/// Calls `f` for ranges of `together` that make up `0..count`, of so many elements in all, by several threads; or if one takes less time,
+/// `by_one` instead.
+fn share_ranges(
+    elements: usize,
+    count: usize,
+    together: usize,
+    f: impl Fn(Range<usize>) + Sync,
+    by_one: impl FnOnce(),
+) {
+    let each = |task| f(task * together..count.min((task + 1) * together));
+    threads::share(elements, count.div_ceil(together), TRADED, &each, by_one)
 }
 
 /// Parts of these units by many threads, which have so many elements to do in all, with other units.

@@ -281,6 +281,7 @@ impl Calls {
         (many, (elements as u64).saturating_mul(last.pace) >> 10)
     }
 
+    /// Notes when the one that [began](Self::begin) ended, if one did.
     fn end(elements: usize) {
         let last = CALLS.get();
         if let Some(began) = last.began {

@@ -6,7 +6,7 @@ use super::memory::CacheLines;
 use super::memory::{filled, Elements};
 use super::rows::{ahead, exp_sum, sum_of, sum_of_blocks};
 use super::statistics::{one, put_one};
-use super::{softmax_inplace, threads, Element, PART, TRADED};
+use super::{share_ranges, softmax_inplace, Element, PART};
 use crate::lines::Lines;
 use crate::op::{Output, Schedule};
 use crate::state::{Number, Real};
@@ -66,9 +66,7 @@ type Found = (Reverse<u64>, u32);
 
 /// Has `run` do `count` lines of `len` elements, by several threads if they are many.
 fn share_lines(count: usize, len: usize, run: impl Fn(Range<usize>) + Sync) {
-    let together = (PART / len).max(1);
-    let each = |task| run(task * together..count.min((task + 1) * together));
-    threads::share(count * len, count.div_ceil(together), TRADED, &each, || run(0..count))
+    share_ranges(count * len, count, (PART / len).max(1), &run, || run(0..count))
 }
 
 impl<T: Element + Into<f64>> Task for TopK<'_, T>
