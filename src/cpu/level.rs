@@ -22,8 +22,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// Whether [`prefetch`](Self::prefetch) does anything.
     const PREFETCHES: bool = true;
-    /// Whether each kind of logits that models often ask for has loops of its own. Where nearly all CPUs have better vectors than these,
-    /// their machine code would be a third of the crate's.
+    /// Whether each kind of logits that models often ask for has loops of its own, and each length of short lines. Where nearly all CPUs have
+    /// better vectors than these, their machine code would be a third of the crate's.
     const SPECIALISED: bool = true;
 
     /// Asks for what is at this address, if anything is, to be fetched from memory.
@@ -36,14 +36,18 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn enter<R>(f: impl FnOnce() -> R) -> R;
 }
 
+/// Two registers, so that not each instruction waits for the one before; or one, for half of the machine code, where it is not
+/// [specialised](Simd::SPECIALISED).
+const PORTABLE_LANES: usize = if Portable::SPECIALISED { 8 } else { 4 };
+
 /// The instructions that every CPU of the target has.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
 
 impl Simd for Portable {
-    type F32 = Array<f32, 8>;
-    type F64 = Array<f64, 4>;
-    type U16 = Array<u16, 8>;
+    type F32 = Array<f32, PORTABLE_LANES>;
+    type F64 = Array<f64, { PORTABLE_LANES / 2 }>;
+    type U16 = Array<u16, PORTABLE_LANES>;
     type Words = [u64; 8];
     type Half = Self;
 
@@ -111,13 +115,13 @@ impl<R, F: FnOnce() -> R> Enter<R> for F {
 
 /// f16s as f32s. Called, since it is long and there are many places that do.
 #[inline(never)]
-fn widened(x: Array<u16, 8>) -> Array<f32, 8> {
+fn widened<const N: usize>(x: Array<u16, N>) -> Array<f32, N> {
     x.each(|bits| f16::from_bits(bits).to_f32_const())
 }
 
 /// The nearest f16s.
 #[inline(never)]
-fn narrowed(x: Array<f32, 8>) -> Array<u16, 8> {
+fn narrowed<const N: usize>(x: Array<f32, N>) -> Array<u16, N> {
     x.each(|x| f16::from_f32_const(x).to_bits())
 }
 
@@ -279,14 +283,20 @@ mod tests {
         }
     }
 
+    /// If a vector has so many.
     #[inline(always)]
     fn part<P: Pack<Item: From<u8> + PartialEq + std::fmt::Debug>, const COUNT: usize>() {
-        part_of::<P>(COUNT)
+        if COUNT <= P::COUNT {
+            part_of::<P>(COUNT)
+        }
     }
 
-    /// A part of what was just rounded to half precision.
+    /// A part of what was just rounded to half precision, likewise.
     #[inline(always)]
     fn rounded_part<S: Simd, const COUNT: usize>() {
+        if COUNT > S::U16::COUNT {
+            return;
+        }
         let (bf16_one, f16_one) = (bf16::ONE.to_bits(), f16::ONE.to_bits());
         let ones = S::F32::splat(std::hint::black_box(1.0));
         for (bits, one) in [(S::f32_to_bf16(ones), bf16_one), (S::f32_to_f16(ones), f16_one)] {

@@ -337,13 +337,23 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
         pass.use_first(0..lines.elem_count());
     }
     if split {
-        let part = (PART / width).max(lines.len.div_ceil(MAX_PARTS));
-        let parts: Vec<_> = (0..lines.len).step_by(part).map(|start| start..lines.len.min(start + part)).collect();
-        let together = (rayon::current_num_threads() * TOGETHER).div_ceil(unit_elements);
-        for first in (0..units).step_by(together) {
-            run_parts::<S, P>(pass, first..units.min(first + together), lines.elem_count(), &parts);
+        // SAFETY of the block: the level is one that the CPU has, and the parts do not overlap.
+        unsafe {
+            let steps = Steps {
+                reduce: &|unit, part| reduce::<S, P>(pass, unit, part),
+                merge: &|mut a: P::Reduced, b| {
+                    S::enter(
+                        #[inline(always)]
+                        || {
+                            a.merge(b);
+                            a
+                        },
+                    )
+                },
+                write: &|unit, part, reduced| write::<S, P>(pass, unit, part, reduced),
+            };
+            return run_parts(units, lines.len, width, &steps);
         }
-        return;
     }
     let use_first = |elements| pass.use_first(elements);
     run_units::<S>(
@@ -355,6 +365,8 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
         |units| unsafe { pass.whole(units, lines.len) },
     )
 }
+
+// What follows is compiled once, or once for each type of state, and calls the loops of a pass and a level.
 
 /// Calls `f` [inside](Simd::enter) for all of these units, by several threads if they are of many elements, each of which calls `use_first`
 /// for the elements of its own before, where those of each unit lie behind those of the one before.
@@ -373,13 +385,23 @@ fn run_units<S: Simd>(
             )
         }
     };
+    share_units(units, unit_elements, use_first, &enter)
+}
+
+/// [`run_units`] with the function that is inside.
+fn share_units(
+    units: usize,
+    unit_elements: usize,
+    use_first: Option<&(dyn Fn(Range<usize>) + Sync)>,
+    f: &(dyn Fn(Range<usize>) + Sync),
+) {
     let each = |units: Range<usize>| {
         if let Some(use_first) = use_first {
             use_first(units.start * unit_elements..units.end * unit_elements);
         }
-        enter(units)
+        f(units)
     };
-    share_ranges(units * unit_elements, units, units_per_task(unit_elements), each, || enter(0..units))
+    share_ranges(units * unit_elements, units, units_per_task(unit_elements), &each, || f(0..units))
 }
 
 /// Calls `f` for ranges of `together` that make up `0..count`, of so many elements in all, by several threads; or if one takes less time,
@@ -388,41 +410,45 @@ fn share_ranges(
     elements: usize,
     count: usize,
     together: usize,
-    f: impl Fn(Range<usize>) + Sync,
+    f: &(dyn Fn(Range<usize>) + Sync),
     by_one: impl FnOnce(),
 ) {
     let each = |task| f(task * together..count.min((task + 1) * together));
     threads::share(elements, count.div_ceil(together), TRADED, &each, by_one)
 }
 
-/// Parts of these units by many threads, which have so many elements to do in all, with other units.
-fn run_parts<S: Simd, P: Pass<S>>(pass: &P, units: Range<usize>, elements: usize, parts: &[Range<usize>]) {
+/// The steps of a [`Pass`] that leave states of type `R`.
+struct Steps<'a, R> {
+    reduce: &'a (dyn Fn(usize, Range<usize>) -> R + Sync),
+    merge: &'a dyn Fn(R, R) -> R,
+    write: &'a (dyn Fn(usize, Range<usize>, &R) + Sync),
+}
+
+/// Units of `len` rows of `width`, that are each cut into parts for many threads.
+fn run_parts<R: Send + Sync>(units: usize, len: usize, width: usize, steps: &Steps<R>) {
+    let part = (PART / width).max(len.div_ceil(MAX_PARTS));
+    let parts: Vec<_> = (0..len).step_by(part).map(|start| start..len.min(start + part)).collect();
+    let together = (rayon::current_num_threads() * TOGETHER).div_ceil(len * width);
+    for first in (0..units).step_by(together) {
+        run_parts_of(first..units.min(first + together), units * len * width, &parts, steps);
+    }
+}
+
+/// The same of some of them; there are `elements` in all.
+fn run_parts_of<R: Send + Sync>(units: Range<usize>, elements: usize, parts: &[Range<usize>], steps: &Steps<R>) {
     let count = units.len() * parts.len();
     let place = |i: usize| (units.start + i / parts.len(), parts[i % parts.len()].clone());
     let each = |f: &(dyn Fn(usize) + Sync)| threads::share(elements, count, usize::MAX, f, || (0..count).for_each(f));
-    let reduced: Vec<OnceLock<P::Reduced>> = (0..count).map(|_| OnceLock::new()).collect();
+    let reduced: Vec<OnceLock<R>> = (0..count).map(|_| OnceLock::new()).collect();
     each(&|i| {
         let (unit, part) = place(i);
-        // SAFETY: the level is one that the CPU has.
-        let part = unsafe { reduce::<S, P>(pass, unit, part) };
         // Nobody else sets it.
-        let _ = reduced[i].set(part);
+        let _ = reduced[i].set((steps.reduce)(unit, part));
     });
-    // SAFETY: the level is one that the CPU has.
-    let merge = |mut a: P::Reduced, b| unsafe {
-        S::enter(
-            #[inline(always)]
-            || {
-                a.merge(b);
-                a
-            },
-        )
-    };
     let mut reduced = reduced.into_iter().filter_map(OnceLock::into_inner);
-    let whole: Vec<_> = units.clone().filter_map(|_| reduced.by_ref().take(parts.len()).reduce(merge)).collect();
+    let whole: Vec<_> = units.clone().filter_map(|_| reduced.by_ref().take(parts.len()).reduce(steps.merge)).collect();
     each(&|i| {
         let (unit, part) = place(i);
-        // SAFETY: the level is one that the CPU has, and the parts do not overlap.
-        unsafe { write::<S, P>(pass, unit, part, &whole[i / parts.len()]) }
+        (steps.write)(unit, part, &whole[i / parts.len()])
     })
 }

@@ -898,6 +898,7 @@ impl<T: Element> Rows<'_, T> {
         // SAFETY: as promised by the caller.
         unsafe {
             match len {
+                _ if const { !S::SPECIALISED } => self.in_batches::<S, 0, 0, false, LOG>(lines, len, out, ask, logit),
                 SHORT if const { !LOG } => match leaves_caches {
                     true => self.in_batches::<S, SHORT, 0, true, LOG>(lines, len, out, ask, logit),
                     false => self.in_batches::<S, SHORT, 0, false, LOG>(lines, len, out, ask, logit),
