@@ -164,8 +164,11 @@ mod cuda {
     ];
 
     pub fn compile_kernels() {
-        println!("cargo:rerun-if-env-changed=PATH");
-        println!("cargo:rerun-if-env-changed=CUDA_COMPUTE_CAP");
+        // What an installation of a toolkit sets beside the PATH. That itself differs from one program that calls cargo to the next, of an
+        // editor and a shell, and each would have the kernels compiled anew.
+        for name in ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_COMPUTE_CAP"] {
+            println!("cargo:rerun-if-env-changed={name}");
+        }
         // The folder stands for all files in it: cargo notices a changed header, and files that come and go.
         println!("cargo:rerun-if-changed=kernels");
         println!("cargo:rerun-if-changed=src/cuda/registers.rs");
@@ -176,6 +179,7 @@ mod cuda {
             );
             std::process::exit(1);
         };
+        println!("cargo:rerun-if-changed={}", nvcc_in(&toolkit.join("bin")).display());
         let of_code = capability_of_candle();
         // bindgen_cuda asks nvidia-smi for a GPU unless this is set, even where the capability is given.
         std::env::set_var("CUDA_COMPUTE_CAP", "75");
@@ -196,13 +200,13 @@ mod cuda {
                 for dtype in *dtypes {
                     let name = format!("{stem}_{dtype}{output}");
                     let path = folder.join(format!("{name}.cu"));
+                    let whole = root.join(format!("{source}.cu"));
                     let text = format!(
-                        "#define ONLY_{}\n#define ONLY{}\n#include {:?}\n",
+                        "#define ONLY_{}\n#define ONLY{}\n#include {whole:?}\n",
                         dtype.to_uppercase(),
                         output.to_uppercase(),
-                        root.join(format!("{source}.cu"))
                     );
-                    std::fs::write(&path, text).expect("OUT_DIR can be written to");
+                    write_as_old_as(&whole, &path, &text);
                     sources.push(path);
                     let text = (capability, folder.join(format!("{name}.ptx")));
                     groups.entry(group.clone()).or_default().push(text);
@@ -226,6 +230,18 @@ mod cuda {
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).expect("OUT_DIR can be written to");
         folder
+    }
+
+    /// bindgen_cuda has cargo watch the sources that it compiles: one written just now would have changed since this program began, and
+    /// everything would be compiled again at each build.
+    fn write_as_old_as(other: &Path, path: &Path, text: &str) {
+        let modified = other.metadata().and_then(|of| of.modified()).expect("a kernel's source is there");
+        let write = || {
+            let mut file = std::fs::File::create(path)?;
+            file.write_all(text.as_bytes())?;
+            file.set_modified(modified)
+        };
+        write().expect("OUT_DIR can be written to");
     }
 
     fn build(toolkit: &Path, capability: usize, out_dir: PathBuf, sources: Vec<PathBuf>) {
@@ -403,11 +419,14 @@ mod cuda {
         lines.flat_map(|line| [line, "\n"]).collect::<String>().replace(", ", ",").replace(" \t", " ")
     }
 
+    fn nvcc_in(bin: &Path) -> PathBuf {
+        bin.join(format!("nvcc{}", std::env::consts::EXE_SUFFIX))
+    }
+
     /// The folder of the CUDA toolkit that `nvcc` on the PATH belongs to.
     fn toolkit() -> Option<PathBuf> {
         let path = std::env::var_os("PATH")?;
-        let nvcc = format!("nvcc{}", std::env::consts::EXE_SUFFIX);
-        let bin = std::env::split_paths(&path).find(|folder| folder.join(&nvcc).is_file())?;
+        let bin = std::env::split_paths(&path).find(|folder| nvcc_in(folder).is_file())?;
         let root = bin.join("..");
         Some(root.canonicalize().unwrap_or(root))
     }

@@ -339,7 +339,7 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
     if split {
         // SAFETY of the block: the level is one that the CPU has, and the parts do not overlap.
         unsafe {
-            let steps = Steps {
+            let of_parts = OfParts {
                 reduce: &|unit, part| reduce::<S, P>(pass, unit, part),
                 merge: &|mut a: P::Reduced, b| {
                     S::enter(
@@ -352,7 +352,7 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
                 },
                 write: &|unit, part, reduced| write::<S, P>(pass, unit, part, reduced),
             };
-            return run_parts(units, lines.len, width, &steps);
+            return run_parts(units, lines.len, width, &of_parts);
         }
     }
     let use_first = |elements| pass.use_first(elements);
@@ -365,8 +365,6 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
         |units| unsafe { pass.whole(units, lines.len) },
     )
 }
-
-// What follows is compiled once, or once for each type of state, and calls the loops of a pass and a level.
 
 /// Calls `f` [inside](Simd::enter) for all of these units, by several threads if they are of many elements, each of which calls `use_first`
 /// for the elements of its own before, where those of each unit lie behind those of the one before.
@@ -388,7 +386,7 @@ fn run_units<S: Simd>(
     share_units(units, unit_elements, use_first, &enter)
 }
 
-/// [`run_units`] with the function that is inside.
+/// [`run_units`] with the function that is inside: compiled once, as what follows is for each type of state, not for each pass and level.
 fn share_units(
     units: usize,
     unit_elements: usize,
@@ -417,25 +415,25 @@ fn share_ranges(
     threads::share(elements, count.div_ceil(together), TRADED, &each, by_one)
 }
 
-/// The steps of a [`Pass`] that leave states of type `R`.
-struct Steps<'a, R> {
+/// What [`run_parts`] does with parts: the methods of a [`Pass`] that leaves states of type `R`.
+struct OfParts<'a, R> {
     reduce: &'a (dyn Fn(usize, Range<usize>) -> R + Sync),
     merge: &'a dyn Fn(R, R) -> R,
     write: &'a (dyn Fn(usize, Range<usize>, &R) + Sync),
 }
 
 /// Units of `len` rows of `width`, that are each cut into parts for many threads.
-fn run_parts<R: Send + Sync>(units: usize, len: usize, width: usize, steps: &Steps<R>) {
+fn run_parts<R: Send + Sync>(units: usize, len: usize, width: usize, of_parts: &OfParts<R>) {
     let part = (PART / width).max(len.div_ceil(MAX_PARTS));
     let parts: Vec<_> = (0..len).step_by(part).map(|start| start..len.min(start + part)).collect();
     let together = (rayon::current_num_threads() * TOGETHER).div_ceil(len * width);
     for first in (0..units).step_by(together) {
-        run_parts_of(first..units.min(first + together), units * len * width, &parts, steps);
+        run_parts_of(first..units.min(first + together), units * len * width, &parts, of_parts);
     }
 }
 
 /// The same of some of them; there are `elements` in all.
-fn run_parts_of<R: Send + Sync>(units: Range<usize>, elements: usize, parts: &[Range<usize>], steps: &Steps<R>) {
+fn run_parts_of<R: Send + Sync>(units: Range<usize>, elements: usize, parts: &[Range<usize>], of_parts: &OfParts<R>) {
     let count = units.len() * parts.len();
     let place = |i: usize| (units.start + i / parts.len(), parts[i % parts.len()].clone());
     let each = |f: &(dyn Fn(usize) + Sync)| threads::share(elements, count, usize::MAX, f, || (0..count).for_each(f));
@@ -443,12 +441,13 @@ fn run_parts_of<R: Send + Sync>(units: Range<usize>, elements: usize, parts: &[R
     each(&|i| {
         let (unit, part) = place(i);
         // Nobody else sets it.
-        let _ = reduced[i].set((steps.reduce)(unit, part));
+        let _ = reduced[i].set((of_parts.reduce)(unit, part));
     });
     let mut reduced = reduced.into_iter().filter_map(OnceLock::into_inner);
-    let whole: Vec<_> = units.clone().filter_map(|_| reduced.by_ref().take(parts.len()).reduce(steps.merge)).collect();
+    let whole: Vec<_> =
+        units.clone().filter_map(|_| reduced.by_ref().take(parts.len()).reduce(of_parts.merge)).collect();
     each(&|i| {
         let (unit, part) = place(i);
-        (steps.write)(unit, part, &whole[i / parts.len()])
+        (of_parts.write)(unit, part, &whole[i / parts.len()])
     })
 }
