@@ -66,8 +66,8 @@ const FROM_THE_END: usize = 4096;
 /// A sample below is rather of what is masked than of logits.
 pub(super) const LEAST_SAMPLE: f64 = -1e3;
 
-/// Whether short lines of this type have loops for each number of vectors. Those of f64s are not worth the machine code.
-const fn has_lengths<T: Element>() -> bool {
+/// Whether short lines of this type have loops of their own, here for each number of vectors. Those of f64s are not worth the machine code.
+pub(super) const fn has_own_loops<T: Element>() -> bool {
     size_of::<T::Real>() == 4
 }
 
@@ -422,15 +422,16 @@ impl<T: Element> Softmax<'_, T> {
         unsafe {
             match len.div_ceil(T::Lanes::<S>::COUNT) {
                 _ if const { !S::SPECIALISED } => self.in_batches::<S, 0, 0, false, LOG>(lines, len),
-                _ if const { !LOG && has_lengths::<T>() } && len == SHORT => match leaves_caches {
+                _ if const { !LOG && has_own_loops::<T>() } && len == SHORT => match leaves_caches {
                     true => self.in_batches::<S, SHORT, 0, true, LOG>(lines, len),
                     false => self.in_batches::<S, SHORT, 0, false, LOG>(lines, len),
                 },
                 _ if leaves_caches => self.in_batches::<S, 0, 0, true, LOG>(lines, len),
-                1 if const { has_lengths::<T>() } => self.in_batches::<S, 0, 1, false, LOG>(lines, len),
-                2 if const { has_lengths::<T>() } => self.in_batches::<S, 0, 2, false, LOG>(lines, len),
-                3 if const { has_lengths::<T>() } => self.in_batches::<S, 0, 3, false, LOG>(lines, len),
-                4 if const { has_lengths::<T>() } => self.in_batches::<S, 0, 4, false, LOG>(lines, len),
+                _ if const { !has_own_loops::<T>() } => self.in_batches::<S, 0, 0, false, LOG>(lines, len),
+                1 => self.in_batches::<S, 0, 1, false, LOG>(lines, len),
+                2 => self.in_batches::<S, 0, 2, false, LOG>(lines, len),
+                3 => self.in_batches::<S, 0, 3, false, LOG>(lines, len),
+                4 => self.in_batches::<S, 0, 4, false, LOG>(lines, len),
                 _ => self.in_batches::<S, 0, 0, false, LOG>(lines, len),
             }
         }
@@ -1052,7 +1053,7 @@ impl<T: Element> Backward<'_, T> {
         let stream = streams::<S, T>(None, &self.0.out, len);
         // SAFETY of the block: the elements are there; the rest by the caller's promise.
         unsafe {
-            let held = const { T::Lanes::<S>::UNROLLED && has_lengths::<T>() }
+            let held = const { T::Lanes::<S>::UNROLLED && has_own_loops::<T>() }
                 && match output {
                     Output::Probability => Self::held::<S, false>(all, elements, len, far, stream),
                     Output::LogProbability => Self::held::<S, true>(all, elements, len, far, stream),

@@ -13,8 +13,8 @@ use crate::cpu::level::Simd;
 use crate::cpu::memory::{four_apart, leaves_caches, CacheLines, Elements, KeptLines, Scratch};
 use crate::cpu::random;
 use crate::cpu::rows::{
-    ahead, block, blocks, most_kept, most_of, rescale, sum_of_blocks, AHEAD_BLOCKS, BLOCK_VECTORS, FAR, LEAST_SAMPLE,
-    MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, NEAR, NOT_ASKED, SAMPLE_VECTORS,
+    ahead, block, blocks, has_own_loops, most_kept, most_of, rescale, sum_of_blocks, AHEAD_BLOCKS, BLOCK_VECTORS, FAR,
+    LEAST_SAMPLE, MAX_BLOCK, MAX_KEPT, MOST_OF_SAMPLE, NEAR, NOT_ASKED, SAMPLE_VECTORS,
 };
 use crate::cpu::statistics::one;
 use crate::cpu::streamed::{streams, Streamed};
@@ -24,13 +24,9 @@ use crate::state::{Number, Real, SoftmaxState};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Whether short lines of this type are. Those of f64s are not: they are not worth code of their own.
-const fn has_batches<T: Element>() -> bool {
-    size_of::<T::Real>() == 4
-}
-/// Whether lines of this length are.
+/// Whether lines of this length are taken in batches.
 pub(super) fn is_batched<T: Element>(len: usize) -> bool {
-    has_batches::<T>() && len <= BATCH_LINE
+    has_own_loops::<T>() && len <= BATCH_LINE
 }
 /// Masks of up to so many elements, …
 const MOST_LIMITS: usize = 1 << 18;
@@ -853,7 +849,7 @@ impl<T: Element> Rows<'_, T> {
                 } else {
                     self.long_of_neighbours::<S>(lines, len, out, ask, logit)
                 }
-            } else if const { has_batches::<T>() } && len <= BATCH_LINE {
+            } else if const { has_own_loops::<T>() } && len <= BATCH_LINE {
                 self.in_batches_of::<S, false>(lines, len, out, ask, logit)
             } else {
                 self.in_turns::<S>(lines, len, out, ask, logit)
