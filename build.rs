@@ -29,9 +29,11 @@ mod cuda {
     use std::process::Command;
     use std::sync::Mutex;
 
-    const ALL: &[&str] = &["f32", "f64", "f16", "bf16"];
-    const HALF: &[&str] = &["f16", "bf16"];
-    const ALL_BUT_DOUBLE: &[&str] = &["f32", "f16", "bf16"];
+    /// Half precision is f16 and bf16.
+    const DTYPES: &[&str] = &["SINGLE", "DOUBLE", "HALF"];
+    const ALL: &[&str] = DTYPES;
+    const HALF: &[&str] = &["HALF"];
+    const ALL_BUT_DOUBLE: &[&str] = &["SINGLE", "HALF"];
 
     /// (compute capability, source without its ending, dtypes). Everything runs since Turing, but what needs Hopper's own
     /// instructions: clusters, kernels that start before the one they depend on ends, and arithmetic and conversions of half
@@ -64,10 +66,6 @@ mod cuda {
         (90, "kernels/hopper/strip_softmax", ALL_BUT_DOUBLE),
         (90, "kernels/hopper/strip_wide_softmax", ALL_BUT_DOUBLE),
         (90, "kernels/hopper/strip_any_softmax", ALL_BUT_DOUBLE),
-    ];
-
-    /// The same for kernels that are told at run time what to write.
-    const KERNELS_OF_ANY_OUTPUT: &[(usize, &str, &[&str])] = &[
         (75, "kernels/safe_softmax", ALL),
         (75, "kernels/online_softmax", ALL),
         (75, "kernels/reduce_softmax", ALL),
@@ -179,7 +177,7 @@ mod cuda {
             );
             std::process::exit(1);
         };
-        println!("cargo:rerun-if-changed={}", nvcc_in(&toolkit.join("bin")).display());
+        println!("cargo:rerun-if-changed={}", program_in(&toolkit.join("bin"), "nvcc").display());
         let of_code = capability_of_candle();
         // bindgen_cuda asks nvidia-smi for a GPU unless this is set, even where the capability is given.
         std::env::set_var("CUDA_COMPUTE_CAP", "75");
@@ -190,27 +188,16 @@ mod cuda {
         for capability in [75, 90] {
             let folder = empty_folder(out_dir.join(format!("sm_{capability}")));
             let mut sources = vec![];
-            let of_each_output =
-                KERNELS.iter().flat_map(|kernel| ["_probability", "_log_probability"].map(|output| (kernel, output)));
-            let of_any_output = KERNELS_OF_ANY_OUTPUT.iter().map(|kernel| (kernel, ""));
-            let chosen = of_each_output.chain(of_any_output).filter(|(kernel, _)| kernel.0 == capability);
-            for ((_, source, dtypes), output) in chosen {
+            for (_, source, dtypes) in KERNELS.iter().filter(|kernel| kernel.0 == capability) {
                 let stem = Path::new(source).file_name().and_then(|name| name.to_str()).expect("a file's name");
                 let group = VARIANTS.iter().fold(stem.to_string(), |s, (of, with)| s.replace(of, with));
-                for dtype in *dtypes {
-                    let name = format!("{stem}_{dtype}{output}");
-                    let path = folder.join(format!("{name}.cu"));
-                    let whole = root.join(format!("{source}.cu"));
-                    let text = format!(
-                        "#define ONLY_{}\n#define ONLY{}\n#include {whole:?}\n",
-                        dtype.to_uppercase(),
-                        output.to_uppercase(),
-                    );
-                    write_as_old_as(&whole, &path, &text);
-                    sources.push(path);
-                    let text = (capability, folder.join(format!("{name}.ptx")));
-                    groups.entry(group.clone()).or_default().push(text);
-                }
+                let whole = root.join(format!("{source}.cu"));
+                let without = DTYPES.iter().filter(|dtype| !dtypes.contains(dtype));
+                let defines: String = without.map(|dtype| format!("#define WITHOUT_{dtype}\n")).collect();
+                let path = folder.join(format!("{stem}.cu"));
+                write_as_old_as(&whole, &path, &format!("{defines}#include {whole:?}\n"));
+                sources.push(path);
+                groups.entry(group).or_default().push((capability, folder.join(format!("{stem}.ptx"))));
             }
             build(&toolkit, capability, folder, sources);
         }
@@ -283,7 +270,6 @@ mod cuda {
 
     impl Group {
         fn new(stem: String, texts: &[(usize, PathBuf)]) -> Self {
-            // By name: a kernel that serves both outputs was compiled with each.
             let mut modules = BTreeMap::new();
             for (capability, path) in texts {
                 for (kernel, module) in kernels(&shortened(path)) {
@@ -305,7 +291,7 @@ mod cuda {
                 chosen.insert(kernel, module);
             }
         }
-        let assembler = toolkit.join("bin").join(format!("ptxas{}", std::env::consts::EXE_SUFFIX));
+        let assembler = program_in(&toolkit.join("bin"), "ptxas");
         by_threads(chosen, |(kernel, module)| {
             let [from, to] = ["ptx", "cubin"].map(|ending| folder.join(format!("{kernel}.{ending}")));
             std::fs::write(&from, &module.ptx).expect("OUT_DIR can be written to");
@@ -398,7 +384,7 @@ mod cuda {
         Packed { bytes: writer.finish().expect("a vector grows"), places }
     }
 
-    /// (name, PTX) of each kernel in a text, with the functions before it.
+    /// (name, PTX) of each kernel in a text, with what it names of what is declared before.
     fn kernels(text: &str) -> Vec<(&str, String)> {
         const ENTRY: &str = "\n.visible .entry ";
         let mut parts = text.split(ENTRY);
@@ -407,9 +393,42 @@ mod cuda {
             .map(|entry| {
                 let (name, _) = entry.split_once('(').expect("nvcc writes a kernel's parameters");
                 assert!(!entry.contains("\n.func ") && !entry.contains("\n.extern "), "{name} is not all that follows");
-                (name, [before, ENTRY, entry].concat())
+                (name, [&named_by(entry, before), ENTRY, &with_labels_alike(entry)].concat())
             })
             .collect()
+    }
+
+    /// Without a kernel's place in its text in its labels, as `$L__BB5_7` has it: what kernels have in common packs better.
+    fn with_labels_alike(kernel: &str) -> String {
+        const LABEL: &str = "$L__BB";
+        let Some(first) = kernel.find(LABEL) else { return kernel.to_string() };
+        let place = kernel[first + LABEL.len()..].split('_').next().expect("the first part is there");
+        kernel.replace(&format!("{LABEL}{place}_"), &format!("{LABEL}_"))
+    }
+
+    /// Of declarations those that a kernel needs: it names them, or what it names does.
+    fn named_by(kernel: &str, declarations: &str) -> String {
+        let begins =
+            |line: &&str| [".func ", ".shared ", ".extern ", ".global "].iter().any(|kind| line.starts_with(kind));
+        let (mut head, mut items) = (String::new(), Vec::<(&str, String)>::new());
+        for line in declarations.split_inclusive('\n') {
+            if begins(&line) {
+                // As `.func (.param .b64 result) name(` or `.shared .align 4 .b8 name[512];`
+                let until = line.rfind(['(', '[']).expect("what follows a name");
+                let name = line[..until].rsplit(' ').next().expect("a part that is there, if empty");
+                items.push((name, String::new()));
+            }
+            items.last_mut().map_or(&mut head, |(_, item)| item).push_str(line);
+        }
+        let mut needed = vec![false; items.len()];
+        while let Some(next) = (0..items.len()).find(|&i| {
+            let by = |text: &str| text.contains(items[i].0);
+            !needed[i] && (by(kernel) || (0..items.len()).any(|j| needed[j] && by(&items[j].1)))
+        }) {
+            needed[next] = true;
+        }
+        let needed = items.iter().zip(needed).filter(|(_, needed)| *needed).map(|((_, item), _)| item.as_str());
+        [head.as_str()].into_iter().chain(needed).collect()
     }
 
     /// PTX without comments, indentation and what else is blank, a fifth smaller.
@@ -419,14 +438,14 @@ mod cuda {
         lines.flat_map(|line| [line, "\n"]).collect::<String>().replace(", ", ",").replace(" \t", " ")
     }
 
-    fn nvcc_in(bin: &Path) -> PathBuf {
-        bin.join(format!("nvcc{}", std::env::consts::EXE_SUFFIX))
+    fn program_in(bin: &Path, name: &str) -> PathBuf {
+        bin.join(format!("{name}{}", std::env::consts::EXE_SUFFIX))
     }
 
     /// The folder of the CUDA toolkit that `nvcc` on the PATH belongs to.
     fn toolkit() -> Option<PathBuf> {
         let path = std::env::var_os("PATH")?;
-        let bin = std::env::split_paths(&path).find(|folder| nvcc_in(folder).is_file())?;
+        let bin = std::env::split_paths(&path).find(|folder| program_in(folder, "nvcc").is_file())?;
         let root = bin.join("..");
         Some(root.canonicalize().unwrap_or(root))
     }

@@ -137,27 +137,21 @@ __device__ __forceinline__ Real<T> unscale() {
     return Real<T>(1) / Element<T>::EXP_SCALE;
 }
 
-// Instantiates kernels for each dtype: KERNELS(suffix of their names, element type). The build compiles a module for each,
-// by defining one of the names below.
-#if defined(ONLY_F32)
-#define FOR_EACH_SINGLE_DTYPE(KERNELS) KERNELS(f32, float)
-#define FOR_EACH_DOUBLE_DTYPE(KERNELS)
-#define FOR_EACH_HALF_DTYPE(KERNELS)
-#elif defined(ONLY_F64)
+// Instantiates kernels for each dtype: KERNELS(suffix of their names, element type). The build compiles some at a time, by
+// defining which it does without.
+#ifdef WITHOUT_SINGLE
 #define FOR_EACH_SINGLE_DTYPE(KERNELS)
-#define FOR_EACH_DOUBLE_DTYPE(KERNELS) KERNELS(f64, double)
-#define FOR_EACH_HALF_DTYPE(KERNELS)
-#elif defined(ONLY_F16)
-#define FOR_EACH_SINGLE_DTYPE(KERNELS)
-#define FOR_EACH_DOUBLE_DTYPE(KERNELS)
-#define FOR_EACH_HALF_DTYPE(KERNELS) KERNELS(f16, __half)
-#elif defined(ONLY_BF16)
-#define FOR_EACH_SINGLE_DTYPE(KERNELS)
-#define FOR_EACH_DOUBLE_DTYPE(KERNELS)
-#define FOR_EACH_HALF_DTYPE(KERNELS) KERNELS(bf16, __nv_bfloat16)
 #else
 #define FOR_EACH_SINGLE_DTYPE(KERNELS) KERNELS(f32, float)
+#endif
+#ifdef WITHOUT_DOUBLE
+#define FOR_EACH_DOUBLE_DTYPE(KERNELS)
+#else
 #define FOR_EACH_DOUBLE_DTYPE(KERNELS) KERNELS(f64, double)
+#endif
+#ifdef WITHOUT_HALF
+#define FOR_EACH_HALF_DTYPE(KERNELS)
+#else
 #define FOR_EACH_HALF_DTYPE(KERNELS) KERNELS(f16, __half) KERNELS(bf16, __nv_bfloat16)
 #endif
 #define FOR_EACH_DTYPE(KERNELS) FOR_EACH_SINGLE_DTYPE(KERNELS) FOR_EACH_DOUBLE_DTYPE(KERNELS) FOR_EACH_HALF_DTYPE(KERNELS)

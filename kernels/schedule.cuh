@@ -128,18 +128,7 @@ __device__ __forceinline__ Pack<T, SIZE> column_results(const Kept* kept, const 
     });
 }
 
-// The build compiles a module for each output, by defining one of the names below.
-#ifdef ONLY_LOG_PROBABILITY
-#define IF_PROBABILITY(KERNEL)
-#else
-#define IF_PROBABILITY(KERNEL) KERNEL
-#endif
-#ifdef ONLY_PROBABILITY
-#define IF_LOG_PROBABILITY(KERNEL)
-#else
-#define IF_LOG_PROBABILITY(KERNEL) KERNEL
-#endif
 // A kernel for probabilities and its twin for their logarithms.
-#define BOTH(KERNEL, family, dtype, T, ...)                                         \
-    IF_PROBABILITY(KERNEL(family##_softmax, dtype, T, Probability, __VA_ARGS__))    \
-    IF_LOG_PROBABILITY(KERNEL(family##_log_softmax, dtype, T, LogProbability, __VA_ARGS__))
+#define BOTH(KERNEL, family, dtype, T, ...)                           \
+    KERNEL(family##_softmax, dtype, T, Probability, __VA_ARGS__)      \
+    KERNEL(family##_log_softmax, dtype, T, LogProbability, __VA_ARGS__)
