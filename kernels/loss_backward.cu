@@ -3,6 +3,7 @@
 #include "line_group.cuh"
 #include "pack.cuh"
 #include "start.cuh"
+#include "targets.cuh"
 
 // With p = exp(x - maximum - ln sum): of_p * p + of_weight * weight, and of_target more for the target. All 0 where the target is
 // ignored.
@@ -15,7 +16,7 @@ struct LineGradient {
     R max = 0, log_sum = 0, of_p = 0, of_weight = 0, of_target = 0;
     __device__ __forceinline__ LineGradient(int64_t line, int64_t lines, int64_t len, const int64_t* targets, int64_t ignore,
                                             const R* weights, const R* statistics, const R* gradients)
-        : weights(weights), target(targets[line]), ignored(target == ignore) {
+        : weights(weights), target(targets[line]), ignored(ignores(ignore, target)) {
         if (ignored) return;
         const R of_log_sum_exp = gradients[lines + line], sum_of_weights = statistics[7 * lines + line];
         of_target = gradients[line];

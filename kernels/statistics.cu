@@ -70,7 +70,8 @@ struct PackedLine {
     }
 };
 
-// What one thread, or block, has of a line that several share: the maximum, the sum relative to it, and the sums over classes.
+// What one thread, or block, has of a line that several share: the maximum, the sum relative to it, and the sums over classes, the
+// first of them relative to it, too.
 template <typename R>
 struct Share {
     R max, sum, sums[2];
@@ -78,8 +79,9 @@ struct Share {
     __device__ __forceinline__ void merge(const Share& other) {
         const R both = greater(max, other.max), reference = part_reference(both);
         sum = sum * exponential(max - reference) + other.sum * exponential(other.max - reference);
+        sums[0] += ClassSums<R>::moved(sums[1], max, both) + (other.sums[0] + ClassSums<R>::moved(other.sums[1], other.max, both));
+        sums[1] += other.sums[1];
         max = both;
-        for (int k = 0; k < 2; k++) sums[k] += other.sums[k];
     }
 };
 
@@ -97,7 +99,7 @@ __device__ __forceinline__ void rows(const Request<T>& request) {
     const T* first = request.x + number * request.len;
     const Line line(first, request.len);
     auto state = SoftmaxState<R>::empty();
-    ClassSums<R> of_classes{request.smooth ? request.pivot(first) : R(0), CompensatedSum<R>::empty(), CompensatedSum<R>::empty()};
+    auto of_classes = ClassSums<R>::empty();
     typename Line::Packs next;
     line.load(next, line.thread);
     if (line.head + line.tail > 0) {
@@ -105,7 +107,10 @@ __device__ __forceinline__ void rows(const Request<T>& request) {
         const R x = j >= 0 ? Element<T>::read(first[j]) : negative_infinity<R>();
         const R reference = state.grow(x);
         state.add(Element<T>::exponential(x - reference) * unscale<T>());
-        if (request.smooth && j >= 0) of_classes.add(request, first + j, j, 1);
+        if (request.smooth && j >= 0) {
+            of_classes.grow(state.max);
+            of_classes.add(request, first + j, j, 1);
+        }
     }
     const int step = Line::PACKS * line.threads;
 #pragma unroll 1
@@ -117,6 +122,7 @@ __device__ __forceinline__ void rows(const Request<T>& request) {
         const R reference = state.grow(Line::max(tile));
         state.add(Line::exp_sum(tile, reference));
         if (request.smooth) {
+            of_classes.grow(state.max);
 #pragma unroll 1
             for (int64_t pack = from; pack < from + step && pack < line.packs; pack += line.threads) {
                 const int64_t j = line.head + pack * Line::SIZE;
@@ -130,6 +136,7 @@ __device__ __forceinline__ void rows(const Request<T>& request) {
     auto whole = BlockExchange<R>{parts}.merge({max, of_warp});
     R sums[2] = {};
     if (request.smooth) {
+        of_classes.grow(whole.max);
         sums[0] = group_sum(of_classes.terms.value(), blockDim.x);
         __syncthreads();  // what group_sum shares is free again
         sums[1] = group_sum(of_classes.weights.value(), blockDim.x);
@@ -143,6 +150,7 @@ __device__ __forceinline__ void rows(const Request<T>& request) {
             Share<R> share{negative_infinity<R>(), 0, {0, 0}};
             if (threadIdx.x < Cluster::blocks()) share = *Cluster::of_block(threadIdx.x, &of_block);
             whole = warp_merge(Normalizer<R>{share.max, share.sum});
+            share.sums[0] += ClassSums<R>::moved(share.sums[1], share.max, whole.max);
             for (int k = 0; k < 2; k++) sums[k] = warp_group_reduce(share.sums[k], 32, [](R a, R b) { return a + b; });
         }
         Cluster::sync();  // no block may end before it was read
@@ -184,19 +192,12 @@ __device__ __forceinline__ void columns(const Request<T>& request, int64_t inner
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             states[i] = SoftmaxState<R>::empty();
-            of_classes[i] = {smooth ? request.pivot(first + i) : R(0), CompensatedSum<R>::empty(), CompensatedSum<R>::empty()};
+            of_classes[i] = ClassSums<R>::empty();
         }
         line.each_first(line.len, [&](int64_t from) {
             Word words[TILE];
             const int left = line.left(from, line.len);
             line.load(words, reinterpret_cast<const Word*>(first), inner / COUNT, from, left);
-            if (smooth) {
-#pragma unroll 1
-                for (int64_t j = from; j < from + TILE * line.step && j < line.len; j += line.step) {
-#pragma unroll
-                    for (int i = 0; i < COUNT; i++) of_classes[i].add(request, first + j * inner + i, j, 1);
-                }
-            }
 #pragma unroll
             for (int i = 0; i < COUNT; i++) {
                 R tile[TILE];
@@ -206,6 +207,15 @@ __device__ __forceinline__ void columns(const Request<T>& request, int64_t inner
 #pragma unroll
                 for (auto& x : tile) x = Element<T>::exponential(x - reference);
                 states[i].add(pairwise_sum(tile) * unscale<T>());
+            }
+            if (smooth) {
+#pragma unroll
+                for (int i = 0; i < COUNT; i++) of_classes[i].grow(states[i].max);
+#pragma unroll 1
+                for (int64_t j = from; j < from + TILE * line.step && j < line.len; j += line.step) {
+#pragma unroll
+                    for (int i = 0; i < COUNT; i++) of_classes[i].add(request, first + j * inner + i, j, 1);
+                }
             }
         });
         Each<Share<R>, COUNT> shares;

@@ -2,6 +2,7 @@
 // for a line, so the ceiling is half the time of a copy. What is asked for is a switch that a block looks at once a line.
 #pragma once
 #include "register_softmax.cuh"
+#include "targets.cuh"
 
 // The numbers of a line that is a loss's, `lines` apart; src/statistics.rs has the same list. The log-probability of the target,
 // log-sum-exp, sum over classes of weight times log-probability, weight of the target, whether it is not ignored; the
@@ -15,12 +16,12 @@ struct Request {
     void* out;               // without targets log-sum-exps, of T; else statistics, of R
     int64_t lines, len;
     const int64_t* targets;  // of each line, or null
-    int64_t ignored;
+    int64_t ignored;         // the target of lines that are skipped
     const R* weights;        // of each class, or null: 1
     bool smooth;             // whether the sum over classes is asked for
 
     // Lines that are not to be read.
-    __device__ __forceinline__ bool skips(int64_t line) const { return targets && targets[line] == ignored; }
+    __device__ __forceinline__ bool skips(int64_t line) const { return targets && ignores(ignored, targets[line]); }
 
     __device__ __forceinline__ void skip(int64_t line) const {
         for (int k = 0; k < STATISTICS; k++) static_cast<R*>(out)[k * lines + line] = 0;
@@ -29,13 +30,7 @@ struct Request {
     // What a class counts in the sum over classes.
     __device__ __forceinline__ R weight(int64_t j) const { return weights ? weights[j] : R(1); }
 
-    // What is subtracted from the logits in the sum over classes, so that what they have in common does not drown them.
-    __device__ __forceinline__ R pivot(const T* first) const {
-        const R x = Element<T>::read(*first);
-        return isfinite(x) ? x : R(0);
-    }
-
-    // `nan`: whether there is one beside a maximum of +inf. `sums`: over classes, of weight * (x - pivot) and of weight.
+    // `nan`: whether there is one beside a maximum of +inf. `sums`: over classes, of weight * (x - maximum) and of weight.
     // Elements of the line, which begins at `first`, are `stride` apart.
     __device__ __forceinline__ void write(int64_t line, Normalizer<R> found, bool nan, const R (&sums)[2], const T* first, int64_t stride) const {
         const R infinity = -negative_infinity<R>(), none = infinity - infinity;
@@ -54,7 +49,7 @@ struct Request {
         const R statistics[STATISTICS] = {
             valid ? (Element<T>::read(first[target * stride]) - found.max) - log : none,
             found.max + log,
-            smooth ? sums[0] + sums[1] * ((pivot(first) - found.max) - log) : R(0),
+            smooth ? sums[0] - sums[1] * log : R(0),
             valid ? weight(target) : weights ? none : R(1),
             R(1),
             found.max,
@@ -66,11 +61,25 @@ struct Request {
     }
 };
 
-// What the sums over classes are of, weight * (x - pivot) and weight, as far as one thread has added them.
+// The sums over classes, of weight * (x - pivot) and of weight, as far as one thread has added them. The pivot is the maximum of what it
+// has added: so all terms have one sign, and neither what the logits have in common nor one far below the others drowns them.
 template <typename R>
 struct ClassSums {
     R pivot;
     CompensatedSum<R> terms, weights;
+
+    static __device__ __forceinline__ ClassSums empty() { return {R(0), CompensatedSum<R>::empty(), CompensatedSum<R>::empty()}; }
+
+    // What is to be added to the first sum where the maximum becomes `to`.
+    static __device__ __forceinline__ R moved(R weights, R from, R to) { return weights * (part_reference(from) - part_reference(to)); }
+
+    // Given the maximum of what is added next and of all before.
+    __device__ __forceinline__ void grow(R max) {
+        const R to = part_reference(max);
+        if (to == pivot) return;
+        terms.add(moved(weights.value(), pivot, to));
+        pivot = to;
+    }
 
     // `count` elements that are neighbours of `x`, element j of the line. They have just been read: they come from a cache, and
     // take no registers from those who do not ask for them.

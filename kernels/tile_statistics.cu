@@ -40,9 +40,9 @@ __device__ __forceinline__ void tile_lines(const Request<T>& request, int shift)
     const bool there = line < request.lines, skipped = there && request.skips(line);
     R sums[2] = {};
     if (request.smooth) {
-        ClassSums<R> of_classes{R(0), CompensatedSum<R>::empty(), CompensatedSum<R>::empty()};
+        auto of_classes = ClassSums<R>::empty();
         if (there && !skipped) {
-            of_classes.pivot = request.pivot(first);
+            of_classes.grow(max);
             const int j = own.word * PER_UNIT - own.begin;
             if (own.mine > 0) of_classes.add(request, first + j, j, own.mine * PER_UNIT);
             if (own.has_first) of_classes.add(request, first, 0, 1);

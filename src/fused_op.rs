@@ -199,7 +199,7 @@ impl FusedOp {
         if shape.elem_count() == 0 {
             return Ok((scores.device().zeros_impl(shape, self.out)?, shape.clone()));
         }
-        let x = Contiguous::new(scores, layout)?;
+        let x = Contiguous::new(NAME, scores, layout)?;
         let scores = Operand { storage: x.storage(), start: x.start() };
         let out = self
             .around(shape, beside, |geometry, around| S::forward(&self.options, geometry, scores, around, self.out))?;
@@ -243,7 +243,7 @@ impl FusedOp {
             let guards = all.map(|tensor| tensor.map(Tensor::storage_and_layout));
             let [x, bias, sinks, g] = &guards;
             let (Some(x), Some(g)) = (laid::<S>(x)?, laid::<S>(g)?) else { return Ok([None, None, None]) };
-            let (x, g) = (Contiguous::new(x.0, x.1)?, Contiguous::new(g.0, g.1)?);
+            let (x, g) = (Contiguous::new(NAME, x.0, x.1)?, Contiguous::new(NAME, g.0, g.1)?);
             let beside = Beside { bias: laid(bias)?, sinks: laid(sinks)? };
             self.around(shape, beside, |geometry, around| {
                 let scores = Operand { storage: x.storage(), start: x.start() };

@@ -4,7 +4,7 @@
 //! `(…outer…, len, …inner…)` holds `outer × inner` of them; neighbours in a line are `inner` elements apart.
 
 use candle_core::backend::{BackendDevice, BackendStorage};
-use candle_core::{shape::Dim, Error, Layout, Result, Shape, D};
+use candle_core::{shape::Dim, DeviceLocation, Error, Layout, Result, Shape, D};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lines {
@@ -48,6 +48,23 @@ pub(crate) fn unsupported_dtype(dtype: candle_core::DType, op: &'static str) -> 
         .context(format!("{op}: dtype {dtype:?} is not one of f16, bf16, f32 and f64, convert with to_dtype first"))
 }
 
+/// An error where candle's copy to a contiguous tensor would go wrong: on CUDA it counts elements, and where they lie, in 32 bits.
+pub(crate) fn check_copy(op: &'static str, layout: &Layout, device: DeviceLocation) -> Result<()> {
+    let (dims, strides) = (layout.dims(), layout.stride());
+    let count = layout.shape().elem_count();
+    if layout.is_contiguous() || count == 0 || !matches!(device, DeviceLocation::Cuda { .. }) {
+        return Ok(());
+    }
+    let last = dims.iter().zip(strides).map(|(&dim, &stride)| (dim - 1).saturating_mul(stride));
+    if count > i32::MAX as usize || last.fold(0, usize::saturating_add) > u32::MAX as usize {
+        candle_core::bail!(
+            "{op}: shape {dims:?} with strides {strides:?} cannot be made contiguous on CUDA: up to 2^31 - 1 elements can, of which the \
+             last is within 2^32 of the first; take a contiguous tensor or split it"
+        )
+    }
+    Ok(())
+}
+
 /// A storage whose elements from `start` on are the tensor in row-major order.
 pub(crate) enum Contiguous<'a, S> {
     Borrowed { storage: &'a S, start: usize },
@@ -60,11 +77,12 @@ where
     S::Device: BackendDevice<Storage = S>,
 {
     /// Borrows `storage` where `layout` is contiguous, and copies it once where it is not.
-    pub fn new(storage: &'a S, layout: &Layout) -> Result<Self> {
+    pub fn new(op: &'static str, storage: &'a S, layout: &Layout) -> Result<Self> {
         if layout.is_contiguous() {
             let start = layout.start_offset();
             return Ok(Self::Borrowed { storage, start });
         }
+        check_copy(op, layout, storage.device().location())?;
         // SAFETY: the copy that follows writes every element.
         let mut copy = unsafe { storage.device().alloc_uninit(layout.shape(), storage.dtype())? };
         storage.copy_strided_src(&mut copy, 0, layout)?;
@@ -100,6 +118,31 @@ mod tests {
         assert_eq!(lines(0), (1, 2, 60));
         assert_eq!(lines(2), (6, 4, 5));
         assert_eq!(lines(3), (24, 5, 1));
+    }
+
+    #[test]
+    fn copies_that_candle_gets_wrong() {
+        let cuda = DeviceLocation::Cuda { gpu_id: 0 };
+        let layout = |dims: &[usize], strides: &[usize]| Layout::new(dims.into(), strides.to_vec(), 0);
+        // Rows of a matrix with 70000 columns: place 61357 · 70000 needs 33 bits.
+        for (dims, strides, fine) in [
+            (&[61_357, 1000][..], &[70_000, 1][..], true),
+            (&[61_358, 1000], &[70_000, 1], false),
+            (&[46_340, 46_340], &[1, 46_340], true),
+            (&[46_341, 46_341], &[1, 46_341], false),
+            (&[70_000, 70_000], &[0, 0], false),
+            (&[70_000, 70_000], &[70_000, 1], true),
+            (&[1 << 40, 0], &[1, 5], true),
+        ] {
+            let layout = layout(dims, strides);
+            let found = check_copy("softmax", &layout, cuda);
+            assert_eq!(found.is_ok(), fine, "{layout:?}");
+            if let Err(error) = found {
+                let error = error.to_string();
+                assert!(error.contains("softmax") && error.contains(&format!("{dims:?}")), "{error}");
+            }
+            assert!(check_copy("softmax", &layout, DeviceLocation::Cpu).is_ok());
+        }
     }
 
     #[test]

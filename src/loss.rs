@@ -5,7 +5,7 @@
 
 use crate::lines::unsupported_dtype;
 use crate::op::check_dtype;
-use crate::statistics::{computed_in, Classes, LineStatistics, KEPT, LOG_P, LOG_SUM_EXP, SMOOTH, WEIGHT};
+use crate::statistics::{computed_in, Classes, Ignored, LineStatistics, KEPT, LOG_P, LOG_SUM_EXP, SMOOTH, WEIGHT};
 use candle_core::{DType, Result, Tensor};
 
 /// What becomes of the losses of the targets.
@@ -46,7 +46,7 @@ pub enum Reduction {
 /// ```
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
-    ignore_index: i64,
+    ignored: Ignored,
     label_smoothing: f64,
     weight: Option<Tensor>,
     z_loss: f64,
@@ -64,12 +64,13 @@ impl CrossEntropy {
 
     /// The mean over all targets but −100, without smoothing, weights and z-loss.
     pub fn new() -> Self {
-        Self { ignore_index: -100, label_smoothing: 0.0, weight: None, z_loss: 0.0, reduction: Reduction::Mean }
+        Self { ignored: Ignored(-100), label_smoothing: 0.0, weight: None, z_loss: 0.0, reduction: Reduction::Mean }
     }
 
     /// The target that costs nothing and has no gradient, be it a class or not; −100 unless set. Its logits are not looked at.
+    /// `i64::MIN`: there is none.
     pub fn ignore_index(mut self, target: i64) -> Self {
-        self.ignore_index = target;
+        self.ignored = Ignored(target);
         self
     }
 
@@ -102,7 +103,7 @@ impl CrossEntropy {
     ///
     /// # Errors
     /// If shapes or dtypes are others, the tensors are not on one device or on Metal, there are no classes, the smoothing is not
-    /// in 0 to 1, or z is not finite. A target that is neither ignored nor a class is an error on the CPU; on CUDA, where
+    /// in 0 to 1, or the factor of z-loss is not a finite number of what the loss is computed in. A target that is neither ignored nor a class is an error on the CPU; on CUDA, where
     /// looking would mean waiting, the loss of its line is NaN, and so is the gradient.
     pub fn forward(&self, logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let name = Self::NAME;
@@ -123,7 +124,7 @@ impl CrossEntropy {
                 0 => Tensor::zeros(0, DType::I64, &candle_core::Device::Cpu)?,
                 _ => targets.flatten_all()?.to_dtype(DType::I64)?.contiguous()?,
             },
-            ignore_index: self.ignore_index,
+            ignored: self.ignored,
             weights,
             smooth,
         });
@@ -221,8 +222,13 @@ impl CrossEntropy {
         if !(0.0..=1.0).contains(&self.label_smoothing) {
             candle_core::bail!("{name}: label smoothing of {}, it must be in 0 to 1", self.label_smoothing)
         }
-        if !self.z_loss.is_finite() {
-            candle_core::bail!("{name}: z-loss of {}, it must be finite", self.z_loss)
+        let most = if logits.dtype() == DType::F64 { f64::MAX } else { f64::from(f32::MAX) };
+        if !self.z_loss.is_finite() || self.z_loss.abs() > most {
+            candle_core::bail!(
+                "{name}: z-loss of {} for {:?} logits, it must be a number of up to {most:e}",
+                self.z_loss,
+                logits.dtype()
+            )
         }
         Ok(())
     }
@@ -269,6 +275,5 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
             logits.shape()
         )
     }
-    // No index: candle-nn has none to ignore.
-    CrossEntropy::new().ignore_index(i64::MIN).forward(logits, targets)?.to_dtype(logits.dtype())
+    CrossEntropy::new().ignore_index(Ignored::NONE.0).forward(logits, targets)?.to_dtype(logits.dtype())
 }

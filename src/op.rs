@@ -112,7 +112,7 @@ impl CustomOp1 for SoftmaxOp {
         let lines = self.lines(layout)?;
         check_dtype(storage.dtype(), self.name)?;
         let schedule = self.schedule.unwrap_or(Schedule::Reduce);
-        let x = Contiguous::new(storage, layout)?;
+        let x = Contiguous::new(self.name, storage, layout)?;
         let elements = x.start()..x.start() + lines.elem_count();
         let out = on_cpu!(self.name, x.storage(), |xs| cpu::softmax(&xs[elements], lines, schedule, self.output));
         Ok((out, layout.shape().clone()))
@@ -191,7 +191,7 @@ impl InplaceOp2 for SoftmaxOp {
         let lines = self.lines(layout)?;
         let out_elements = self.output_range(out.dtype(), out_layout, storage.dtype(), layout)?;
         let schedule = self.schedule.unwrap_or(Schedule::Reduce);
-        let x = Contiguous::new(storage, layout)?;
+        let x = Contiguous::new(self.name, storage, layout)?;
         let elements = x.start()..x.start() + lines.elem_count();
         macro_rules! into {
             ($xs:ident, $out:ident) => {
@@ -266,7 +266,7 @@ impl CustomOp2 for SoftmaxBackward {
     ) -> Result<(CpuStorage, Shape)> {
         let lines = self.lines(y_layout, g_layout)?;
         Self::check_dtypes(y.dtype(), g.dtype())?;
-        let (y, g) = (Contiguous::new(y, y_layout)?, Contiguous::new(g, g_layout)?);
+        let (y, g) = (Contiguous::new(Self::NAME, y, y_layout)?, Contiguous::new(Self::NAME, g, g_layout)?);
         let count = lines.elem_count();
         let out = on_cpu!(Self::NAME, y.storage(), |ys| {
             let gs = g.storage().as_slice()?;

@@ -5,7 +5,7 @@
 //! On Metal they are made of candle's tensor ops, with the sums in f32.
 
 use crate::composed;
-use crate::lines::{from_end, resolve_dim};
+use crate::lines::{check_copy, from_end, resolve_dim};
 use crate::op::{check_dtype, Output, SoftmaxOp};
 use crate::statistics::LogSumExp;
 use crate::top_k::TopK;
@@ -157,13 +157,18 @@ pub fn topk_softmax(logits: &Tensor, k: usize, renormalise: bool) -> Result<(Ten
     check_dtype(logits.dtype(), name)?;
     let len = logits.dim(dim)?;
     if k == 0 || k > len || len > u32::MAX as usize {
-        candle_core::bail!("{name}: the {k} greatest of logits of shape {:?}, k must be in 1 to {len}", logits.shape())
+        let may_be = match len {
+            0 => "there is nothing in a line".to_string(),
+            _ => format!("k must be in 1 to {}", len.min(u32::MAX as usize)),
+        };
+        candle_core::bail!("{name}: the {k} greatest of logits of shape {:?}, {may_be}", logits.shape())
     }
     if logits.elem_count() == 0 {
         let weights = softmax(&logits.narrow(dim, 0, k)?, dim)?;
         let places = Tensor::zeros(weights.shape(), candle_core::DType::U32, logits.device())?;
         return Ok((weights, places));
     }
+    check_copy(name, logits.layout(), logits.device().location())?;
     TopK::of(&logits.contiguous()?, name, k, renormalise)
 }
 

@@ -72,7 +72,7 @@ impl CustomOp1 for LogSumExp {
         let dim = resolve_dim(self.dim, layout.shape(), self.name)?;
         let lines = Lines::new(layout.shape(), dim);
         check_dtype(storage.dtype(), self.name)?;
-        let x = Contiguous::new(storage, layout)?;
+        let x = Contiguous::new(self.name, storage, layout)?;
         let elements = x.start()..x.start() + lines.elem_count();
         macro_rules! narrowed {
             ($xs:ident, $from:path) => {
@@ -122,7 +122,7 @@ impl CustomOp1 for LogSumExp {
             return Ok(Some(ops::softmax(arg, self.dim)?.broadcast_mul(grad_res)?));
         }
         let targets = Tensor::zeros(grad_res.elem_count(), DType::I64, arg.device())?;
-        let classes = Classes { dim, targets, ignore_index: -1, weights: None, smooth: false };
+        let classes = Classes { dim, targets, ignored: Ignored(-1), weights: None, smooth: false };
         let statistics = arg.apply_op1_no_bwd(&LineStatistics(classes.clone()))?;
         let gradients = only_log_sum_exp(&grad_res.to_dtype(statistics.dtype())?)?;
         let gradient = LossBackward { classes, only_log_sum_exp: true };
@@ -138,6 +138,19 @@ fn only_log_sum_exp(numbers: &Tensor) -> Result<Tensor> {
     Tensor::cat(&[before, numbers.reshape((1, lines))?, behind], 0)
 }
 
+/// The target whose lines are ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ignored(pub i64);
+
+impl Ignored {
+    /// No target is. The kernels know it by this number.
+    pub const NONE: Self = Self(i64::MIN);
+
+    pub fn is(self, target: i64) -> bool {
+        self.0 == target && self != Self::NONE
+    }
+}
+
 /// What a loss knows beside the logits.
 #[derive(Clone, Debug)]
 pub(crate) struct Classes {
@@ -145,7 +158,7 @@ pub(crate) struct Classes {
     pub dim: usize,
     /// i64, one for each line, contiguous.
     pub targets: Tensor,
-    pub ignore_index: i64,
+    pub ignored: Ignored,
     /// One for each class, of the dtype computed in, contiguous.
     pub weights: Option<Tensor>,
     /// Whether [`SMOOTH`] is asked for.
@@ -166,13 +179,16 @@ impl Classes {
     ) -> Result<O> {
         let targets = self.targets.storage_and_layout();
         let targets = slice_of::<i64>(name, &targets.0, targets.1)?;
-        let out_of_range = |&&t: &&i64| t != self.ignore_index && !(0..lines.len as i64).contains(&t);
+        let out_of_range = |&&t: &&i64| !self.ignored.is(t) && !(0..lines.len as i64).contains(&t);
         if let Some(target) = targets.iter().find(out_of_range) {
+            let nor = match self.ignored {
+                Ignored::NONE => String::new(),
+                Ignored(index) => format!(", nor the index to ignore, {index}"),
+            };
             candle_core::bail!(
-                "{name}: target {target} is not one of {} classes (0 to {}), nor the index to ignore, {}",
+                "{name}: target {target} is not one of {} classes (0 to {}){nor}",
                 lines.len,
-                lines.len - 1,
-                self.ignore_index
+                lines.len - 1
             )
         }
         if targets.len() != lines.count() {
@@ -186,7 +202,7 @@ impl Classes {
         };
         Ok(f(cpu::Classes {
             targets,
-            ignore_index: self.ignore_index,
+            ignored: self.ignored,
             weights,
             sum_of_weights: R::from_f64(sum_of_weights),
             smooth: self.smooth,
@@ -227,7 +243,7 @@ impl CustomOp1 for LineStatistics {
             let zeros = CpuDevice.zeros_impl(&shape, computed_in(storage.dtype()))?;
             return Ok((zeros, shape));
         }
-        let x = Contiguous::new(storage, layout)?;
+        let x = Contiguous::new(Self::NAME, storage, layout)?;
         let elements = x.start()..x.start() + lines.elem_count();
         macro_rules! statistics {
             ($xs:ident) => {
@@ -302,9 +318,11 @@ impl CustomOp3 for LossBackward {
         if lines.count() == 0 {
             return Ok((CpuDevice.zeros_impl(&shape, storage.dtype())?, shape));
         }
-        let x = Contiguous::new(storage, layout)?;
-        let (statistics, gradients) =
-            (Contiguous::new(statistics, statistics_layout)?, Contiguous::new(gradients, gradients_layout)?);
+        let x = Contiguous::new(Self::NAME, storage, layout)?;
+        let (statistics, gradients) = (
+            Contiguous::new(Self::NAME, statistics, statistics_layout)?,
+            Contiguous::new(Self::NAME, gradients, gradients_layout)?,
+        );
         let elements = x.start()..x.start() + lines.elem_count();
         let numbers = STATISTICS * lines.count();
         let out = on_cpu!(Self::NAME, x.storage(), |xs| {

@@ -2,7 +2,7 @@
 
 use crate::lines::{from_end, resolve_dim};
 use crate::op::{Output, Schedule, SoftmaxBackward, SoftmaxOp};
-use crate::statistics::{Classes, LineStatistics, LogSumExp, LossBackward};
+use crate::statistics::{Classes, Ignored, LineStatistics, LogSumExp, LossBackward};
 use crate::top_k::TopK;
 use crate::{composed, Softmax};
 use candle_core::{CustomOp1, Result, Tensor, D};
@@ -97,7 +97,7 @@ pub struct CrossEntropyKernels(LineStatistics);
 impl CrossEntropyKernels {
     /// `targets`: i64, one for each line along `dim`, contiguous.
     pub fn new(targets: Tensor, dim: usize) -> Self {
-        Self(LineStatistics(Classes { dim, targets, ignore_index: -100, weights: None, smooth: false }))
+        Self(LineStatistics(Classes { dim, targets, ignored: Ignored(-100), weights: None, smooth: false }))
     }
 
     /// The statistics of each line.

@@ -97,7 +97,7 @@ impl TopK {
             let sums = op.keeps_sums().then(|| T::Real::to_cpu_storage_owned(sums));
             (T::to_cpu_storage_owned(weights), CpuStorage::U32(places), sums)
         }
-        let x = Contiguous::new(storage, layout)?;
+        let x = Contiguous::new(self.name, storage, layout)?;
         let elements = x.start()..x.start() + lines.elem_count();
         match x.storage() {
             CpuStorage::F32(xs) => Ok(run(&xs[elements], lines, self)),
@@ -194,9 +194,11 @@ impl CustomOp3 for TopKBackward {
             (Storage::Cpu(CpuStorage::U32(places)), Some(Storage::Cpu(sums))) => (places, Some(sums)),
             _ => bail!("{}: places and sums must be on the CPU", Self::NAME),
         };
-        let x = Contiguous::new(x, x_layout)?;
-        let (weights, gradients) =
-            (Contiguous::new(weights, weights_layout)?, Contiguous::new(gradients, gradients_layout)?);
+        let x = Contiguous::new(Self::NAME, x, x_layout)?;
+        let (weights, gradients) = (
+            Contiguous::new(Self::NAME, weights, weights_layout)?,
+            Contiguous::new(Self::NAME, gradients, gradients_layout)?,
+        );
         let gradient = on_cpu!(Self::NAME, x.storage(), |xs| {
             let xs = &xs[x.start()..][..lines.elem_count()];
             let found = [of(&weights, places.len())?, of(&gradients, places.len())?];

@@ -12,7 +12,7 @@ use super::{run, run_units, Element, Pass};
 use crate::lines::Lines;
 use crate::op::Schedule;
 use crate::state::{CompensatedSum, Merge, Number, Real, SoftmaxState};
-use crate::statistics::{self, STATISTICS};
+use crate::statistics::{self, Ignored, STATISTICS};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ use std::ops::Range;
 #[derive(Clone, Copy)]
 pub(crate) struct Classes<'a, R> {
     pub targets: &'a [i64],
-    pub ignore_index: i64,
+    pub ignored: Ignored,
     /// `None`: 1 each.
     pub weights: Option<&'a [R]>,
     pub sum_of_weights: R,
@@ -32,11 +32,30 @@ impl<R: Real> Classes<'_, R> {
     /// The class, unless the line is to be ignored.
     fn target(&self, line: usize) -> Option<usize> {
         let target = self.targets[line];
-        (target != self.ignore_index).then_some(target as usize)
+        (!self.ignored.is(target)).then_some(target as usize)
     }
 
     fn weight(&self, class: usize) -> R {
         self.weights.map_or(R::ONE, |weights| weights[class])
+    }
+
+    /// The sum of the weights of these classes.
+    #[inline(always)]
+    fn sum<V: Lanes<Real = R>>(&self, classes: Range<usize>) -> R {
+        match self.weights {
+            None => R::nearest(classes.len() as f64),
+            Some(_) => rows::sum_of_blocks::<V>(
+                classes.len(),
+                #[inline(always)]
+                |start, len| {
+                    sum_of(
+                        len,
+                        #[inline(always)]
+                        |i, count| self.weights::<V>(classes.start + start + i, count),
+                    )
+                },
+            ),
+        }
     }
 
     /// The weights of the classes `class..class + count`, 0 in the lanes that are left.
@@ -52,6 +71,9 @@ impl<R: Real> Classes<'_, R> {
 
 /// Log-sum-exp of each line of `src`.
 pub(crate) fn log_sum_exp<T: Element>(src: &[T], lines: Lines) -> Vec<T::Real> {
+    if lines.len == 0 {
+        return vec![T::Real::NEG_INFINITY; lines.count()];
+    }
     let src = Elements::read(src);
     // SAFETY: every line's is written.
     unsafe { filled(lines.count(), |out| Level::best().run(Statistics { src, out, lines, classes: None })) }
@@ -111,16 +133,6 @@ pub(super) unsafe fn put_one<S: Simd, T: Element>(x: T::Real, to: *mut T) {
     }
 }
 
-/// `x`, or 0 if it is not finite: what is subtracted from the logits in the sum over classes, so that what they have in common does
-/// not drown them.
-fn pivot<R: Real>(x: R) -> R {
-    if is_finite(x) {
-        x
-    } else {
-        R::ZERO
-    }
-}
-
 fn is_finite<R: Real>(x: R) -> bool {
     R::NEG_INFINITY < x && x < R::ZERO - R::NEG_INFINITY
 }
@@ -132,7 +144,7 @@ struct Found<R> {
     sum: R,
     /// The same relative to another reference: 0 or NaN where the maximum is −∞.
     unscaled: R,
-    /// Σ weight·(x − pivot)
+    /// Σ weight·(x − max)
     terms: R,
 }
 
@@ -153,17 +165,6 @@ struct Statistics<'a, T: Element> {
 }
 
 impl<'a, T: Element> Statistics<'a, T> {
-    /// The classes and the pivot of a contiguous line, if the sum over classes is asked for.
-    ///
-    /// # Safety
-    /// The CPU has the instructions of `S`.
-    #[inline(always)]
-    unsafe fn smoothed<S: Simd>(&self, line: usize) -> Option<(Classes<'a, T::Real>, T::Real)> {
-        let classes = self.classes.filter(|classes| classes.smooth)?;
-        // SAFETY: there are classes, so the element is there; the instructions by the caller's promise.
-        Some((classes, pivot(unsafe { one::<S, T>(self.src.at(line * self.lines.len, 1)) })))
-    }
-
     /// # Safety
     /// The CPU has the instructions of `S`, and no other thread writes of the same line.
     #[inline(always)]
@@ -193,8 +194,7 @@ impl<'a, T: Element> Statistics<'a, T> {
             numbers[statistics::LOG_P] = (at(target) - found.max) - log_sum;
             numbers[statistics::LOG_SUM_EXP] = found.max + log_sum;
             if classes.smooth {
-                let pivot = pivot(at(0));
-                numbers[statistics::SMOOTH] = found.terms + classes.sum_of_weights * ((pivot - found.max) - log_sum);
+                numbers[statistics::SMOOTH] = found.terms - classes.sum_of_weights * log_sum;
                 numbers[statistics::SUM_OF_WEIGHTS] = classes.sum_of_weights;
             }
             numbers[statistics::WEIGHT] = classes.weight(target);
@@ -206,10 +206,15 @@ impl<'a, T: Element> Statistics<'a, T> {
     }
 }
 
-impl<T: Element> Statistics<'_, T> {
+impl<'a, T: Element> Statistics<'a, T> {
+    /// The classes, if the sum over them is asked for.
+    fn smoothed(&self) -> Option<Classes<'a, T::Real>> {
+        self.classes.filter(|classes| classes.smooth)
+    }
+
     /// Whether maxima and sums are all that is asked for.
     fn is_of_sums(&self) -> bool {
-        !self.classes.is_some_and(|classes| classes.smooth)
+        self.smoothed().is_none()
     }
 
     /// [`write`](Self::write) for `count` lines from this one on, a vector at most, given their maxima, and Σ exp(x − reference), where that
@@ -307,17 +312,80 @@ impl<T: Element> Task for Statistics<'_, T> {
     }
 }
 
-/// The state of a part of a line, or of several side by side, and Σ weight·(x − pivot).
+/// The sums over classes of some elements of a line, or of several side by side.
+#[derive(Clone, Copy)]
+struct ClassSums<V> {
+    /// The maximum of the elements: so all terms have one sign, and neither what logits have in common nor one far below the others drowns
+    /// them.
+    pivot: V,
+    /// Σ weight·(x − pivot)
+    terms: CompensatedSum<V>,
+    /// Σ weight
+    weights: CompensatedSum<V>,
+}
+
+impl<V: Number> ClassSums<V> {
+    #[inline(always)]
+    fn empty() -> Self {
+        Self { pivot: V::splat(V::Real::LOWEST), terms: CompensatedSum::zero(), weights: CompensatedSum::zero() }
+    }
+
+    /// Takes `max` into the maximum; answers the pivot, which is finite where nothing but −∞ was seen.
+    #[inline(always)]
+    fn grow(&mut self, max: V) -> V {
+        let new = max.or_greater(self.pivot);
+        if new.differs(self.pivot) {
+            // By halves: from the lowest number up to a great one the way itself is infinite, and no weight at all makes NaN of that.
+            let half = V::splat(V::Real::nearest(0.5));
+            let moved = self.weights.value() * (half * self.pivot - half * new);
+            self.terms.add(moved);
+            self.terms.add(moved);
+            self.pivot = new;
+        }
+        new
+    }
+
+    /// Adds parts of both sums, relative to the pivot that [`grow`](Self::grow) answered.
+    #[inline(always)]
+    fn add(&mut self, terms: V, weights: V) {
+        self.terms.add(terms);
+        self.weights.add(weights);
+    }
+
+    /// Σ weight·(x − max), given the maximum of all elements.
+    #[inline(always)]
+    fn terms(mut self, max: V) -> V {
+        self.grow(max);
+        self.terms.value()
+    }
+}
+
+impl<V: Number> Merge for ClassSums<V> {
+    #[inline(always)]
+    fn merge(&mut self, mut other: Self) {
+        self.grow(other.pivot);
+        other.grow(self.pivot);
+        self.terms.merge(other.terms);
+        self.weights.merge(other.weights);
+    }
+}
+
+/// The state of a part of a line, or of several side by side, and its sums over classes, if they are asked for.
 #[derive(Clone)]
 struct Part<V> {
     state: SoftmaxState<V>,
-    terms: CompensatedSum<V>,
+    of_classes: ClassSums<V>,
 }
 
 impl<V: Number> Part<V> {
     #[inline(always)]
     fn empty() -> Self {
-        Self { state: SoftmaxState::empty(), terms: CompensatedSum::zero() }
+        Self { state: SoftmaxState::empty(), of_classes: ClassSums::empty() }
+    }
+
+    #[inline(always)]
+    fn terms(&self) -> V {
+        self.of_classes.terms(self.state.max())
     }
 }
 
@@ -325,7 +393,7 @@ impl<N: Number> Merge for Part<N> {
     #[inline(always)]
     fn merge(&mut self, other: Self) {
         self.state.merge(other.state);
-        self.terms.merge(other.terms);
+        self.of_classes.merge(other.of_classes);
     }
 }
 
@@ -403,7 +471,6 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
         let xs: *const T = self.0.src.at(line * self.0.lines.len + range.start, range.len());
         // SAFETY of the block: the elements are there, and the instructions by the caller's promise.
         unsafe {
-            let smoothed = self.0.smoothed::<S>(line);
             for (start, len) in blocks::<T::Lanes<S>>(0..range.len()) {
                 let xs = xs.add(start);
                 let reference = part.state.grow(rows::max_of::<S, T>(xs, len));
@@ -416,8 +483,11 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
                     #[inline(always)]
                     |_, _, _| (),
                 ));
-                if let Some((classes, pivot)) = smoothed {
-                    part.terms.add(terms_of::<S, T>(classes, xs, range.start + start, len, pivot));
+                if let Some(classes) = self.0.smoothed() {
+                    let class = range.start + start;
+                    let pivot = part.of_classes.grow(part.state.max());
+                    let terms = terms_of::<S, T>(&classes, xs, class, len, pivot);
+                    part.of_classes.add(terms, classes.sum::<T::Lanes<S>>(class..class + len));
                 }
             }
         }
@@ -429,7 +499,7 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
     unsafe fn write(&self, line: usize, range: Range<usize>, part: &Self::Reduced) {
         if range.start == 0 {
             // SAFETY: as promised by the caller.
-            unsafe { self.0.write::<S>(line, Found::of(&part.state, part.terms.value())) }
+            unsafe { self.0.write::<S>(line, Found::of(&part.state, part.terms())) }
         }
     }
 
@@ -462,8 +532,8 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
                     #[inline(always)]
                     |_, _, _| (),
                 );
-                let terms = match self.0.smoothed::<S>(line) {
-                    Some((classes, pivot)) => terms_of::<S, T>(classes, xs, 0, len, pivot),
+                let terms = match self.0.smoothed() {
+                    Some(classes) => terms_of::<S, T>(&classes, xs, 0, len, max.or_greater(T::Real::LOWEST)),
                     None => T::Real::ZERO,
                 };
                 self.0.write::<S>(line, Found { max, sum, unscaled: sum, terms });
@@ -535,7 +605,7 @@ impl<T: Element> Statistics<'_, T> {
 /// The CPU has the instructions of `S`, and `xs` is valid for reads of `len` elements.
 #[inline(always)]
 unsafe fn terms_of<S: Simd, T: Element>(
-    classes: Classes<T::Real>,
+    classes: &Classes<T::Real>,
     xs: *const T,
     class: usize,
     len: usize,
@@ -563,23 +633,18 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
         let strip = Strip::new(unit, self.0.lines);
         let (start, len) = strip.span(&range);
         let src: *const T = self.0.src.at(start, len);
-        let smoothed = self.0.classes.filter(|classes| classes.smooth).map(|classes| {
-            let first: *const T = self.0.src.at(strip.row(0), strip.width);
-            let mut pivots = Numbers::new(T::Real::ZERO, strip.width + T::Lanes::<S>::COUNT);
-            for (i, to) in pivots.iter_mut().enumerate().take(strip.width) {
-                // SAFETY: the row is there, and the instructions by the caller's promise.
-                *to = pivot(unsafe { one::<S, T>(first.add(i)) });
-            }
-            (classes, pivots)
-        });
         let mut parts = Vec::new();
         // SAFETY: the rows are there; the rest by the caller's promise.
         for state in unsafe { columns::states::<S, T>(src, &strip, range.len(), Schedule::Reduce, true, None) } {
             parts.push(Part { state, ..Part::empty() });
         }
-        let Some((classes, pivots)) = &smoothed else { return parts };
-        // SAFETY of the block: the rows are there, `pivots` are a vector longer than one, and the instructions by the caller's
-        // promise.
+        let Some(classes) = self.0.smoothed() else { return parts };
+        let lanes = T::Lanes::<S>::COUNT;
+        let mut pivots = Vec::new();
+        for part in &mut parts {
+            pivots.push(part.of_classes.grow(part.state.max()));
+        }
+        // SAFETY of the block: the rows are there, and the instructions by the caller's promise.
         let terms = unsafe {
             columns::sum_rows(
                 strip.width,
@@ -587,13 +652,13 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
                 #[inline(always)]
                 |j, i, count| {
                     let weight = T::Lanes::<S>::splat(classes.weight(range.start + j));
-                    let pivot = T::Lanes::<S>::load(pivots.as_ptr().add(i));
-                    weight * (columns::read::<S, T>(src, j * strip.stride + i, count) - pivot)
+                    weight * (columns::read::<S, T>(src, j * strip.stride + i, count) - pivots[i / lanes])
                 },
             )
         };
+        let weights = T::Lanes::<S>::splat(classes.sum::<T::Lanes<S>>(range));
         for (part, terms) in parts.iter_mut().zip(terms) {
-            part.terms = terms;
+            part.of_classes.add(terms.value(), weights);
         }
         parts
     }
@@ -623,7 +688,7 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
         let terms = flat(
             parts,
             #[inline(always)]
-            |part| part.terms.value(),
+            |part| part.terms(),
         );
         let first = Strip::first_line(unit, self.0.lines);
         for i in 0..strip.width {
@@ -774,7 +839,10 @@ impl<T: Element> Task for LossBackward<'_, T> {
                 |of: &[T::Lanes<S>; 6], class, x| Self::gradient(of, class, x)
             };
             let block = lines.len * lines.inner;
-            if let Some(narrow) = Narrow::of::<T::Lanes<S>>(lines, T::Lanes::<S>::COUNT / 2) {
+            let narrow = Narrow::of::<T::Lanes<S>>(lines, T::Lanes::<S>::COUNT / 2);
+            // There classes are numbers of this type, which an f32 knows apart up to 2²⁴.
+            let narrow = narrow.filter(|_| size_of::<T::Real>() > 4 || lines.len <= 1 << 24);
+            if let Some(narrow) = narrow {
                 let use_first = |elements| out.use_first(elements);
                 return run_units::<S>(
                     lines.outer,

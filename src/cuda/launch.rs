@@ -8,7 +8,7 @@ use super::plan::{
 use crate::lines::Lines;
 use crate::op::Output;
 use crate::state::Real;
-use crate::statistics::STATISTICS;
+use crate::statistics::{Ignored, STATISTICS};
 use candle_core::cuda_backend::cudarc::driver::{
     sys, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr,
 };
@@ -217,7 +217,8 @@ pub(super) fn softmax<T: CudaElement>(
             let before = (x % 16) as usize / size;
             let columns = strips.copied_bytes(size) / size;
             let rows_of_box = rows / rows.div_ceil(MAX_BOX_ROWS);
-            let mut map = tensor_map(x - (before * size) as u64, size, lines, before, [columns, rows_of_box])?;
+            let first = x - (before * size) as u64;
+            let mut map = tensor_map(&stream, first, size, lines, before, [columns, rows_of_box])?;
             let (mut y, mut numbers) =
                 (y, [lines.len, lines.inner, strips.count(lines, size), rows, before].map(|number| number as i32));
             let [len, inner, count, rows, before] = numbers.each_mut().map(address_of);
@@ -225,8 +226,8 @@ pub(super) fn softmax<T: CudaElement>(
             unsafe { launch_with(&stream, key(plan.kernel), device, plan, addresses) }
         }
         Kernel::Resident { .. } => {
-            let (mut x, mut y, mut map) =
-                (x, y, tensor_map(x, size_of::<T>(), lines, 0, [RESIDENT_COLUMNS, RESIDENT_BOX])?);
+            let mut map = tensor_map(&stream, x, size_of::<T>(), lines, 0, [RESIDENT_COLUMNS, RESIDENT_BOX])?;
+            let (mut x, mut y) = (x, y);
             let mut numbers = [len, inner, parameter, plan.streams as u64].map(|number| number as i32);
             let [len, inner, rows, streams] = numbers.each_mut().map(address_of);
             let [map, x, y] = [address_of(&mut map), address_of(&mut x), address_of(&mut y)];
@@ -259,6 +260,7 @@ pub(super) fn softmax<T: CudaElement>(
 /// Describes the elements of `lines` to the hardware that copies boxes of them, of [columns, rows]: (outer, len, inner), of which
 /// the first `before` of a row are not of the lines.
 fn tensor_map(
+    stream: &CudaStream,
     at: u64,
     size: usize,
     lines: Lines,
@@ -273,6 +275,8 @@ fn tensor_map(
         2 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16,
         _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT32,
     };
+    // The driver wants a context, which a thread has none of whose first call works in place.
+    stream.context().bind_to_thread().w()?;
     let mut map = std::mem::MaybeUninit::uninit();
     // SAFETY: three lengths, two strides and three lengths of the box, for three dimensions; nothing is read at `at`.
     unsafe {
@@ -405,7 +409,7 @@ fn push_narrow(tensors: Arguments, lines: Lines, whole: bool, size: usize, plan:
 /// What a loss knows of the lines, checked: a target for each, and a weight for each class.
 pub(super) struct Classes<'a, R> {
     pub targets: CudaView<'a, i64>,
-    pub ignore_index: i64,
+    pub ignored: Ignored,
     pub weights: Option<CudaView<'a, R>>,
     pub smooth: bool,
 }
@@ -466,7 +470,7 @@ pub(super) fn statistics<T: CudaElement, O: DeviceRepr>(
         .push(plan.parameter as u64)
         .push(plan.groups(lines) as u64)
         .push(targets.as_ref().map_or(0, |(targets, _read)| *targets))
-        .push(classes.as_ref().map_or(0, |classes| classes.ignore_index as u64))
+        .push(classes.as_ref().map_or(0, |classes| classes.ignored.0 as u64))
         .push(weights.as_ref().map_or(0, |(weights, _read)| *weights))
         .push(classes.as_ref().is_some_and(|classes| classes.smooth) as u64);
     let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
@@ -507,7 +511,7 @@ pub(super) fn loss_backward<T: CudaElement>(
         .push(plan.groups(lines) as u64)
         .push(plan.parameter as u64)
         .push(targets)
-        .push(classes.ignore_index as u64)
+        .push(classes.ignored.0 as u64)
         .push(weights.as_ref().map_or(0, |(weights, _read)| *weights))
         .push(statistics)
         .push(gradients);

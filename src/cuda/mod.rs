@@ -114,7 +114,7 @@ fn write<T: CudaElement>(
     layout: &Layout,
     out: &mut CudaViewMut<'_, T>,
 ) -> Result<()> {
-    let x = contiguous(op.name, storage, layout)?;
+    let x = Contiguous::new(op.name, storage, layout)?;
     launch(op, lines, storage.device(), Some(elements(&x, lines)?), out)
 }
 
@@ -157,7 +157,7 @@ pub(crate) fn softmax_backward(
             launch_backward(output, lines, device, [y, g], out)
         })
     }
-    let (y, g) = (contiguous(name, y.0, y.1)?, contiguous(name, g.0, g.1)?);
+    let (y, g) = (Contiguous::new(name, y.0, y.1)?, Contiguous::new(name, g.0, g.1)?);
     by_dtype!(name, y.storage().dtype(), run(output, lines, &y, &g))
 }
 
@@ -192,24 +192,6 @@ fn new_storage<T: CudaDType + DeviceRepr>(
         out
     };
     Ok(CudaStorage::wrap_cuda_slice(slice, device.clone()))
-}
-
-fn contiguous<'a>(
-    name: &'static str,
-    storage: &'a CudaStorage,
-    layout: &Layout,
-) -> Result<Contiguous<'a, CudaStorage>> {
-    // candle's strided copy counts in 32 bits.
-    let count = layout.shape().elem_count();
-    if !layout.is_contiguous() && count > i32::MAX as usize {
-        candle_core::bail!(
-            "{name}: shape {:?} with strides {:?} has {count} elements, and up to 2^31 - 1 can be made contiguous on CUDA, \
-             take a contiguous tensor or split it",
-            layout.shape(),
-            layout.stride()
-        )
-    }
-    Contiguous::new(storage, layout)
 }
 
 fn elements<'a, T: CudaDType>(x: &'a Contiguous<CudaStorage>, lines: Lines) -> Result<CudaView<'a, T>> {

@@ -1,8 +1,8 @@
 //! Log-sum-exp, the statistics of a loss and their backward on CUDA.
 
-use super::{alignment, by_dtype, contiguous, elements, functions, launch, new_storage, plan};
+use super::{alignment, by_dtype, elements, functions, launch, new_storage, plan};
 use super::{CudaElement, Elements};
-use crate::lines::{unsupported_dtype, Lines};
+use crate::lines::{unsupported_dtype, Contiguous, Lines};
 use crate::statistics::{Classes, STATISTICS};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaView, DevicePtr};
@@ -18,7 +18,7 @@ pub(crate) fn log_sum_exp(name: &'static str, lines: Lines, x: Operand) -> Resul
     fn run<T: CudaElement>(name: &'static str, lines: Lines, (x, layout): Operand) -> Result<CudaStorage> {
         new_storage::<T>(x.device(), one_each(lines, 1), |out| {
             let device = x.device();
-            let x = contiguous(name, x, layout)?;
+            let x = Contiguous::new(name, x, layout)?;
             let x = elements::<T>(&x, lines)?;
             let plan = plan::statistics(lines, facts_of(&x, device), functions::facts(device)?);
             launch::statistics(device, x, out, lines, plan, None)
@@ -38,7 +38,7 @@ pub(crate) fn line_statistics(name: &'static str, lines: Lines, x: Operand, clas
         new_storage::<T::Real>(x.device(), one_each(lines, STATISTICS), |out| {
             let device = x.device();
             let stored = Stored::new(classes);
-            let x = contiguous(name, x, layout)?;
+            let x = Contiguous::new(name, x, layout)?;
             let x = elements::<T>(&x, lines)?;
             let plan = plan::statistics(lines, facts_of(&x, device), functions::facts(device)?);
             launch::statistics(device, x, out, lines, plan, Some(stored.view(classes)?))
@@ -65,7 +65,8 @@ pub(crate) fn loss_backward(
         new_storage::<T>(x.device(), lines, |out| {
             let device = x.device();
             let stored = Stored::new(classes);
-            let (x, s, g) = (contiguous(name, x, layout)?, contiguous(name, s.0, s.1)?, contiguous(name, g.0, g.1)?);
+            let (x, s, g) =
+                (Contiguous::new(name, x, layout)?, Contiguous::new(name, s.0, s.1)?, Contiguous::new(name, g.0, g.1)?);
             let x = elements::<T>(&x, lines)?;
             let each = one_each(lines, STATISTICS);
             let statistics = [elements(&s, each)?, elements(&g, each)?];
@@ -103,7 +104,7 @@ impl<'a> Stored<'a> {
     fn view<R: CudaDType>(&self, classes: &Classes) -> Result<launch::Classes<'_, R>> {
         Ok(launch::Classes {
             targets: view(&self.targets)?,
-            ignore_index: classes.ignore_index,
+            ignored: classes.ignored,
             weights: self.weights.as_ref().map(view).transpose()?,
             smooth: classes.smooth,
         })

@@ -1,8 +1,8 @@
 //! The greatest elements of each line, and their backward, on CUDA.
 
 use super::statistics::{one_each, view, Operand};
-use super::{by_dtype, contiguous, elements, functions, launch, new_storage, plan, CudaElement};
-use crate::lines::{unsupported_dtype, Lines};
+use super::{by_dtype, elements, functions, launch, new_storage, plan, CudaElement};
+use crate::lines::{unsupported_dtype, Contiguous, Lines};
 use crate::top_k::{Results, TopK};
 use candle_core::backend::BackendStorage;
 use candle_core::{CudaStorage, DType, Result, Tensor};
@@ -12,7 +12,7 @@ use half::{bf16, f16};
 pub(crate) fn top_k(op: &TopK, lines: Lines, x: Operand) -> Result<Results<CudaStorage>> {
     fn run<T: CudaElement>(op: &TopK, lines: Lines, (x, layout): Operand) -> Result<Results<CudaStorage>> {
         let device = x.device();
-        let x = contiguous(op.name, x, layout)?;
+        let x = Contiguous::new(op.name, x, layout)?;
         let x = elements::<T>(&x, lines)?;
         let plan = plan::top_k(lines, op.k, size_of::<T>(), functions::facts(device)?);
         let found = op.k * lines.count();
@@ -56,9 +56,9 @@ pub(crate) fn top_k_backward(
         let device = x.0.device();
         new_storage::<T>(device, lines, |out| {
             let [x, weights, gradients] = &[
-                contiguous(name, x.0, x.1)?,
-                contiguous(name, weights.0, weights.1)?,
-                contiguous(name, gradients.0, gradients.1)?,
+                Contiguous::new(name, x.0, x.1)?,
+                Contiguous::new(name, weights.0, weights.1)?,
+                Contiguous::new(name, gradients.0, gradients.1)?,
             ];
             let (places, sums) = (places.storage_and_layout(), sums.map(Tensor::storage_and_layout));
             let of_line = one_each(lines, k);

@@ -201,6 +201,14 @@ fn empty_tensors() -> Result<()> {
             assert_eq!(ops::logsumexp(&xs, 0)?.dims(), [0, 3]);
             assert_eq!(ops::logsumexp_keepdim(&xs, 2)?.dims(), [2, 0, 1]);
             assert_eq!(values(&ops::logsumexp(&Tensor::zeros(0, dtype, &device)?, 0)?)?, [-INF]);
+            // More lines than a strip has
+            for (shape, dim) in [((2, 0, 300), 1), ((1, 0, 257), 1), ((0, 5, 300), 0), ((40, 30, 0), 2)] {
+                let xs = Var::from_tensor(&Tensor::zeros(shape, dtype, &device)?)?;
+                let found = ops::logsumexp(&xs, dim)?;
+                assert!(values(&found)?.iter().all(|&x| x == -INF), "{shape:?}");
+                let grads = found.sum_all()?.backward()?;
+                assert_eq!(grads.get(&xs).expect("a gradient").dims(), xs.dims());
+            }
         }
     }
     Ok(())

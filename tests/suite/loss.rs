@@ -274,6 +274,64 @@ fn logits_far_from_zero() -> Result<()> {
     Ok(())
 }
 
+/// As a class is that padding was given the lowest number, whichever it is: it takes no digits from the others.
+#[test]
+fn one_class_far_below_the_others() -> Result<()> {
+    for device in devices() {
+        for shape in [vec![6, 40], vec![6, 2000], vec![3, 60_000], vec![2, 40, 3], vec![2, 3000, 5], vec![1, 9000, 300]]
+        {
+            let (classes, inner) = (shape[1], shape[2..].iter().product::<usize>());
+            if !within_cap(shape.iter().product()) {
+                continue;
+            }
+            for (dtype, lowest) in [
+                (DType::F32, -1e4),
+                (DType::F32, -1e9),
+                (DType::F32, f64::from(f32::MIN)),
+                (DType::BF16, -1e38),
+                (DType::F64, -1.7e308),
+            ] {
+                for class in [0, 17, classes - 1] {
+                    let mut logits = normal(shape.iter().product(), 3.0, 12);
+                    let of_class = |i: &usize| i / inner % classes == class;
+                    (0..logits.len()).filter(of_class).for_each(|i| logits[i] = lowest);
+                    let logits = tensor(&logits, shape.clone(), dtype, &device)?;
+                    let mut case = Case { smoothing: 0.1, reduction: Reduction::None, ..Case::new(&shape) };
+                    if lowest > -1e10 {
+                        case.check(&logits)?;
+                    }
+                    // What counts nothing costs nothing, however low.
+                    case.targets.iter_mut().filter(|target| **target == class as i64).for_each(|target| *target = 1);
+                    let mut weights = case.clone().with_everything().weights.expect("weights");
+                    weights[class] = 0.0;
+                    Case { weights: Some(weights), ..case }.check(&logits)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Of two lines side by side, as many as a vector has lanes for.
+#[test]
+fn more_classes_than_an_f32_counts() -> Result<()> {
+    let (classes, inner) = ((1 << 24) + 16, 2);
+    if !within_cap(classes * inner) {
+        return Ok(());
+    }
+    for device in devices() {
+        let logits = Var::zeros((1, classes, inner), DType::F16, &device)?;
+        let target = (1 << 24) + 1;
+        let targets = Tensor::full(target as i64, (1, inner), &device)?;
+        let grads = CrossEntropy::new().reduction(Reduction::Sum).forward(&logits, &targets)?.backward()?;
+        let gradient = grads.get(&logits).expect("a gradient").to_device(&Device::Cpu)?;
+        let gradient = gradient.flatten_all()?.to_vec1::<half::f16>()?;
+        let hit = (0..gradient.len()).filter(|&i| gradient[i].to_f32() < -0.5).collect::<Vec<_>>();
+        assert_eq!(hit, [target * inner, target * inner + 1], "{device:?}");
+    }
+    Ok(())
+}
+
 #[test]
 fn strided_logits_and_targets() -> Result<()> {
     for device in devices() {
@@ -434,8 +492,18 @@ fn a_drop_in_for_candle_nn() -> Result<()> {
         }
         let rank_3 = Tensor::zeros((2, 3, 4), DType::F32, &device)?;
         assert!(loss::cross_entropy(&rank_3, &Tensor::zeros((2, 4), DType::U32, &device)?).is_err());
-        let negative = Tensor::new(&[-100i64, 0], &Device::Cpu)?;
-        assert!(loss::cross_entropy(&Tensor::zeros((2, 3), DType::F32, &Device::Cpu)?, &negative).is_err());
+        for negative in [-100, i64::MIN] {
+            let targets = Tensor::new(&[negative, 0], &device)?;
+            let logits = Var::zeros((2, 3), DType::F32, &device)?;
+            match loss::cross_entropy(&logits, &targets) {
+                Err(error) => assert!(device.is_cpu() && error.to_string().contains(&negative.to_string()), "{error}"),
+                Ok(found) => {
+                    assert!(!device.is_cpu() && values(&found)?[0].is_nan());
+                    let grads = found.backward()?;
+                    assert!(values(grads.get(&logits).expect("a gradient"))?[0].is_nan());
+                }
+            }
+        }
     }
     Ok(())
 }
@@ -516,6 +584,8 @@ fn errors_say_what_would_work() -> Result<()> {
         expect(new().label_smoothing(share).forward(&logits, &targets), &["smoothing"]);
     }
     expect(new().z_loss(f64::INFINITY).forward(&logits, &targets), &["z-loss"]);
+    expect(new().z_loss(1e39).forward(&logits, &targets), &["z-loss", "F32"]);
+    new().z_loss(1e39).forward(&logits.to_dtype(DType::F64)?, &targets)?;
     let weight = Tensor::ones(5, DType::F32, &device)?;
     expect(new().weight(&weight.narrow(0, 0, 4)?).forward(&logits, &targets), &["weight", "[4]", "[5]"]);
     expect(new().weight(&weight.to_dtype(DType::F16)?).forward(&logits, &targets), &["weight", "F16", "F32"]);

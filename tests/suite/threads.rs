@@ -73,6 +73,28 @@ fn lines_that_take_a_whole_gpu_from_four_threads() -> Result<()> {
     Ok(())
 }
 
+/// A thread whose first call works in place, on what another made: nothing before has told a driver what GPU it means.
+#[test]
+fn in_place_in_a_thread_of_its_own() -> Result<()> {
+    for device in devices() {
+        // What a GPU's hardware copies as it is described to it, by a cluster and by strips
+        for (shape, dtype) in [((64, 1000, 128), DType::BF16), ((1, 4096, 4096), DType::F32)] {
+            let count = shape.0 * shape.1 * shape.2;
+            if !within_cap(count) {
+                continue;
+            }
+            let xs = tensor(&normal(count, 3.0, 6), shape, dtype, &device)?;
+            // Once here, so that all is known of the kernel
+            ops::softmax_inplace(&xs.copy()?, 1)?;
+            let ys = xs.copy()?;
+            let in_thread = ys.clone();
+            std::thread::spawn(move || ops::softmax_inplace(&in_thread, 1)).join().expect("no panic")?;
+            check_result(Op::Softmax, &xs, 1, &ys)?;
+        }
+    }
+    Ok(())
+}
+
 /// On the CPU one thread and several, which share the lines between them, write the same bits: of lines that are close to each other, as
 /// of ones some of which are not.
 #[test]
