@@ -259,9 +259,16 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
         let wide = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         function.set_attribute(wide, 1).w()?;
     }
-    if let Kernel::Strip(_) | Kernel::Grid | Kernel::Shared { .. } | Kernel::Resident { .. } = key.kernel {
+    // Two tiles alone fill 48 KB, to which comes what the kernel shares besides.
+    if let Kernel::Strip(_)
+    | Kernel::Grid
+    | Kernel::Shared { .. }
+    | Kernel::Resident { .. }
+    | Kernel::FusedTile { backward: true, .. } = key.kernel
+    {
         let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        function.set_attribute(most, facts.shared_bytes as i32).w()?;
+        let besides = function.shared_size_bytes().w()?;
+        function.set_attribute(most, facts.shared_bytes as i32 - besides).w()?;
     }
     let function = Function { function, waits: described.waits };
     loaded.functions.insert((ordinal, key), function.clone());

@@ -363,14 +363,18 @@ fn strip_of(strips: Strips, lines: Lines, elements: Elements, device: DeviceFact
     let fits = lines.inner * elements.size >= bytes && 2 * lines.len >= most_rows;
     let rounds = |&blocks: &usize| count.div_ceil(at_once(blocks).max(1));
     // Of as many rounds the fewest blocks: (4096, 4096) dim 0 bf16 in three of clusters of eight 22.2 us, of nine 28.3.
-    let enough = (1..=largest).filter(|&blocks| rows(blocks) <= most_rows);
-    let blocks = enough.min_by_key(rounds).filter(|_| fits && count < MAX_GRID / WIDE_CLUSTER)?;
     let columns = bytes / elements.size;
-    let states = (STRIP_BLOCK / WARP + 2 * blocks + 1) * columns;
+    // Three barriers behind
+    let shared_bytes = |blocks: usize| {
+        let states = (STRIP_BLOCK / WARP + 2 * blocks + 1) * columns;
+        most_rows * strips.copied_bytes(elements.size) + states * 8 + 3 * 8
+    };
+    let enough =
+        (1..=largest).filter(|&blocks| rows(blocks) <= most_rows && shared_bytes(blocks) <= device.shared_bytes);
+    let blocks = enough.min_by_key(rounds).filter(|_| fits && count < MAX_GRID / WIDE_CLUSTER)?;
     let plan = Plan {
         cluster: blocks as u32,
-        // Three barriers behind
-        shared_bytes: (most_rows * strips.copied_bytes(elements.size) + states * 8 + 3 * 8) as u32,
+        shared_bytes: shared_bytes(blocks) as u32,
         parameter: rows(blocks) as i32,
         ..plan(Kernel::Strip(strips), at_once(blocks).clamp(1, count) * blocks, STRIP_BLOCK)
     };

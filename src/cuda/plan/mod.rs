@@ -436,7 +436,7 @@ const WARP_BLOCK: usize = 128;
 const TILE_MARGIN: usize = 128 + 16;
 /// What a block of the kernels that hold lines in registers may have.
 const MAX_REGISTER_BLOCK: usize = 512;
-/// Clusters of sixteen need a whole GPU, not a slice of one.
+/// Clusters of sixteen need a whole GPU, not a slice of one; NVIDIA promises them for compute capabilities 9.0 and 10.x.
 const WIDE_CLUSTER: usize = 16;
 const PORTABLE_CLUSTER: usize = 8;
 const WHOLE_GPU: usize = 100;
@@ -445,7 +445,7 @@ const WHOLE_GPU: usize = 100;
 fn largest_cluster(device: DeviceFacts) -> usize {
     match device.compute_capability {
         ..90 => 1,
-        _ if device.multiprocessors >= WHOLE_GPU => WIDE_CLUSTER,
+        90..110 if device.multiprocessors >= WHOLE_GPU => WIDE_CLUSTER,
         _ => PORTABLE_CLUSTER,
     }
 }

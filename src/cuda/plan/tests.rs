@@ -588,6 +588,26 @@ fn plans_beside_softmax_cover_the_lines() {
     }
 }
 
+/// Of GPUs whose blocks have 99 KB, as those of compute capability 12.0, where clusters are of eight.
+#[test]
+fn strips_of_blocks_with_less_memory() {
+    let mut strips = 0;
+    for (compute_capability, largest) in [(100, 16), (120, 8)] {
+        let device = DeviceFacts { compute_capability, multiprocessors: 170, shared_bytes: 99 << 10, ..HOPPER };
+        for (outer, len, inner) in
+            [(31, 3073, 512), (128, 3600, 128), (64, 4096, 256), (8, 4096, 4096), (64, 1000, 128)]
+        {
+            for elements in [F32, BF16, Elements { input_alignment: 2, ..BF16 }] {
+                let plan = softmax(lines(outer, len, inner), None, elements, device);
+                let what = format!("{outer} x {len} x {inner} of {elements:?}: {plan:?}");
+                assert!(plan.shared_bytes as usize <= device.shared_bytes && plan.cluster <= largest, "{what}");
+                strips += usize::from(matches!(plan.kernel, Kernel::Strip(_)));
+            }
+        }
+    }
+    assert!(strips > 10, "{strips}");
+}
+
 /// As many threads as there is work for, and several blocks where there are few lines.
 #[test]
 fn groups_of_threads() {
@@ -788,6 +808,7 @@ fn check(lines: Lines, elements: Elements, device: DeviceFacts, plan: Plan) {
             assert!(strips.count(lines, elements.size) >= grid / plan.cluster as usize, "{what}");
             // Two blocks, and what the system takes of each.
             assert!(2 * (plan.shared_bytes + 1024) <= 228 << 10, "{what}");
+            assert!(plan.shared_bytes as usize <= device.shared_bytes, "{what}");
         }
         Kernel::Resident { held } => {
             let (rows, blocks) = (plan.parameter as usize, plan.cluster as usize);
