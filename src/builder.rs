@@ -33,7 +33,7 @@ enum Scale {
 /// error that backward is not supported.
 ///
 /// - What is masked, outside of the window or −∞ has probability 0, and its gradient is 0. NaN there does not count; NaN
-///   or +∞ in what takes part makes the line NaN.
+///   or +∞ in what takes part makes all of the line NaN, what is masked too.
 /// - A line in which nothing is above −∞ is [empty](Self::masked_rows), unless there are [sinks](Self::sinks).
 ///
 /// The state of a line is that of the online normaliser of [Milakov & Gimelshein (2018)](https://arxiv.org/abs/1805.02867).
@@ -90,20 +90,21 @@ impl Softmax {
     }
 
     /// Multiplies the scores, before all else: 1/√d in attention. In place of a [`temperature`](Self::temperature) set before.
-    /// An error later unless finite in the type computed in.
+    /// An error later unless 0, or finite and not subnormal in the type computed in.
     pub fn scale(mut self, scale: f64) -> Self {
         self.scale = Some(Scale::By(scale));
         self
     }
 
-    /// Divides the scores, as a [`scale`](Self::scale) of 1/t; in place of one set before. An error later unless finite and
-    /// above 0.
+    /// Divides the scores, as a [`scale`](Self::scale) of 1/t; in place of one set before. An error later unless finite, above 0, and
+    /// 1/t such a number.
     pub fn temperature(mut self, t: f64) -> Self {
         self.scale = Some(Scale::Temperature(t));
         self
     }
 
-    /// Bends the scaled scores into ±cap: cap · tanh(x / cap), as in Gemma 2. An error later unless finite and above 0.
+    /// Bends the scaled scores into ±cap: cap · tanh(x / cap), as in Gemma 2. A score of −∞ is −cap then, and takes part. An error
+    /// later unless finite, above 0, and a number that the scale can be divided by.
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
@@ -342,23 +343,29 @@ impl Softmax {
 
     /// Scale and softcap.
     fn check_numbers(&self, dtype: DType) -> Result<(f64, Option<f64>)> {
-        // As the kernels have them.
-        let wide = |x: f64| if dtype == DType::F64 { x } else { f64::from(x as f32) };
+        // As the kernels have them. A number between 0 and the normal ones has lost digits there, or is 0.
+        let (least, greatest) = match dtype {
+            DType::F64 => (f64::MIN_POSITIVE, f64::MAX),
+            _ => (f64::from(f32::MIN_POSITIVE), f64::from(f32::MAX)),
+        };
+        let usable = |x: f64| x == 0.0 || (least..=greatest).contains(&x.abs());
         let scale = match self.scale {
             None => 1.0,
-            Some(Scale::By(scale)) if wide(scale).is_finite() => scale,
-            Some(Scale::By(scale)) => {
-                candle_core::bail!("{NAME}, scale: {scale} is not finite in what {dtype:?} is computed in, give a finite number")
-            }
-            Some(Scale::Temperature(t)) if t > 0.0 && t.is_finite() && wide(1.0 / t).is_finite() => 1.0 / t,
+            Some(Scale::By(scale)) if usable(scale) => scale,
+            Some(Scale::By(scale)) => candle_core::bail!(
+                "{NAME}, scale: {scale} is neither 0 nor finite and from {least:e} to {greatest:e} in size, as {dtype:?} is computed with, give such a number"
+            ),
+            Some(Scale::Temperature(t)) if t > 0.0 && t.is_finite() && usable(1.0 / t) => 1.0 / t,
             Some(Scale::Temperature(t)) => candle_core::bail!(
                 "{NAME}, temperature: {t} is not a positive number that {dtype:?} can be divided by, give a finite number above 0"
             ),
         };
         if let Some(cap) = self.softcap {
-            if !(wide(cap) > 0.0 && wide(cap).is_finite() && wide(scale / cap).is_finite()) {
+            let quotient = scale / cap;
+            if !(cap > 0.0 && usable(cap) && usable(quotient) && (quotient != 0.0 || scale == 0.0)) {
                 candle_core::bail!(
-                    "{NAME}, softcap: {cap} with a scale of {scale} cannot be computed with for {dtype:?}, give a finite number above 0"
+                    "{NAME}, softcap: {cap} with a scale of {scale} cannot be computed with for {dtype:?}, give a finite number above 0 \
+                     that the scale can be divided by"
                 )
             }
         }
@@ -390,8 +397,8 @@ impl Softmax {
             same(option, tensor, dtype)?;
             if tensor.layout().broadcast_as(shape).is_err() {
                 candle_core::bail!(
-                    "{NAME}, {option}: shape {:?} does not broadcast to the scores' {shape:?}: each of its dimensions, counted from \
-                     the last, has to be 1 or theirs",
+                    "{NAME}, {option}: shape {:?} does not broadcast to the scores' {shape:?}: it may have no more dimensions, and \
+                     each, counted from the last, has to be 1 or theirs",
                     tensor.shape()
                 )
             }

@@ -35,18 +35,13 @@ pub(crate) fn fused(op: &FusedOp, scores: &Tensor, bias: Option<&Tensor>, sinks:
     if scores.elem_count() == 0 {
         return scores.to_dtype(op.out);
     }
-    let mut z = (widened(scores)? * options.scale)?;
-    if let Some(cap) = options.softcap {
-        z = ((z / cap)?.tanh()? * cap)?;
-    }
-    if let Some(bias) = bias {
-        z = z.broadcast_add(&widened(bias)?)?;
-    }
+    let mut z = widened(scores)?;
     let wide = z.dtype();
     let all = |x: f64| Tensor::full(x as f32, scores.shape(), device)?.to_dtype(wide);
     let (zero, none) = (all(0.0)?, all(f64::NEG_INFINITY)?);
+    let mut kept_by = vec![];
     if let Some(mask) = &op.mask {
-        z = mask.broadcast_as(z.shape())?.ne(0u8)?.where_cond(&z, &none)?;
+        kept_by.push(mask.broadcast_as(z.shape())?.ne(0u8)?);
     }
     if let Some(window) = options.window {
         let keys = z.dim(dim)?;
@@ -55,7 +50,21 @@ pub(crate) fn fused(op: &FusedOp, scores: &Tensor, bias: Option<&Tensor>, sinks:
             (0..keys).map(move |key| u8::from((first..end).contains(&key)))
         });
         let seen = Tensor::from_iter(rows, device)?.reshape((window.queries, keys))?;
-        z = seen.broadcast_as(z.shape())?.where_cond(&z, &none)?;
+        kept_by.push(seen.broadcast_as(z.shape())?);
+    }
+    // First of all, too: of a NaN the gradient of what follows would be NaN.
+    for kept in &kept_by {
+        z = kept.where_cond(&z, &zero)?;
+    }
+    z = (z * options.scale)?;
+    if let Some(cap) = options.softcap {
+        z = ((z / cap)?.tanh()? * cap)?;
+    }
+    if let Some(bias) = bias {
+        z = z.broadcast_add(&widened(bias)?)?;
+    }
+    for kept in &kept_by {
+        z = kept.where_cond(&z, &none)?;
     }
     let takes_part = z.ne(&none)?;
     // The maximum is no part of the result, and so not of the gradient; 0 in place of −∞, which nothing is subtracted from.
@@ -80,7 +89,11 @@ pub(crate) fn fused(op: &FusedOp, scores: &Tensor, bias: Option<&Tensor>, sinks:
     let empty = sum.eq(0f64)?;
     let sum = (&sum + empty.to_dtype(sum.dtype())?)?;
     let mut out = match options.output {
-        Output::Probability => exp.broadcast_div(&sum)?,
+        Output::Probability => {
+            let p = exp.broadcast_div(&sum)?;
+            // A gradient that is no number does not count where an element takes no part.
+            takes_part.where_cond(&p, &p.detach())?
+        }
         Output::LogProbability => {
             let nan_or_none = (z.detach().broadcast_sub(&max)?.broadcast_sub(&sum.detach().log()?))?;
             takes_part.where_cond(&shifted.broadcast_sub(&sum.log()?)?, &nan_or_none)?

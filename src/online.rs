@@ -4,7 +4,7 @@ use crate::op::impl_custom_op;
 /// grows ([Milakov & Gimelshein, 2018](https://arxiv.org/abs/1805.02867)), then the result. On CUDA one thread takes
 /// a line.
 ///
-/// Rescaling is done per tile of elements and only in steps of e⁸, so that a line whose values rise all the way loses no
+/// Rescaling is done per tile of elements and only in steps of e⁸ (on the CPU e¹⁶), so that a line whose values rise all the way loses no
 /// accuracy. Shapes, dtypes, special values and errors are those of [`ops::softmax`](crate::ops::softmax); on Metal it is
 /// an error that names that function.
 ///

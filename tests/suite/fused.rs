@@ -1296,6 +1296,48 @@ fn a_nan_that_is_masked_does_not_count() -> Result<()> {
     Ok(())
 }
 
+/// The same where there is no kernel, as on Metal.
+#[test]
+fn what_is_masked_does_not_count_without_a_kernel() -> Result<()> {
+    let device = Device::Cpu;
+    let keep = Tensor::new(&[1u8, 1, 0], &device)?;
+    for bad in [f32::NAN, f32::INFINITY] {
+        let scores = Var::new(&[[1f32, 2.0, bad]], &device)?;
+        let masked = Softmax::new().mask(&keep);
+        for softmax in [masked.clone(), masked.clone().softcap(3.0), masked.clone().log(), masked.log().softcap(3.0)] {
+            for upstream in [0.0, bad] {
+                // Of the first element, and what is no number where nothing takes part
+                let upstream = Tensor::new(&[[1f32, 0.0, upstream]], &device)?;
+                let gradient = |out: Tensor| -> Result<Vec<f64>> {
+                    let grads = (out * &upstream)?.sum_all()?.backward()?;
+                    values(grads.get(&scores).expect("a gradient"))
+                };
+                let (found, of_kernel) =
+                    (gradient(testing::composed(&softmax, &scores)?)?, gradient(softmax.forward(&scores)?)?);
+                assert!(found[2] == 0.0 && found[0] > 0.0 && found[1] < 0.0, "{found:?} with {bad}, {upstream}");
+                assert!(found.iter().zip(&of_kernel).all(|(a, b)| (a - b).abs() < 1e-6), "{found:?} and {of_kernel:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The longest lines of which a block holds two tiles, where what it shares besides is more than 48 KB hold.
+#[test]
+fn gradients_of_lines_that_fill_two_tiles() -> Result<()> {
+    for (dtype, lengths) in
+        [(DType::F32, [5999, 6013, 6015]), (DType::F64, [2991, 3001, 3007]), (DType::F16, [12_001, 12_025, 12_031])]
+    {
+        for len in lengths {
+            let plain = Case::new(make(&[3, len], 3.0, len as u64, dtype)?);
+            check(&Case { scale: 0.5, ..plain.clone() })?;
+            check(&Case { scale: 0.5, softcap: Some(4.0), ..plain.clone() })?;
+            check(&Case { bias: Some(make(&[1, len], 1.0, 7, dtype)?), mask: Some(mask(&[len], 8)?), ..plain })?;
+        }
+    }
+    Ok(())
+}
+
 /// A NaN that takes part makes the line's gradient NaN, but not where an element takes no part.
 #[test]
 fn what_is_masked_has_gradient_zero_in_a_line_of_nan() -> Result<()> {
@@ -1482,16 +1524,24 @@ fn errors() -> Result<()> {
         fails(new().dim(D::Minus(5)), &scores, &["0 to 3"]);
         fails(new(), &zeros(&[2, 2], DType::U32)?, &["U32", "to_dtype"]);
         fails(new().out_dtype(DType::I64), &scores, &["out_dtype", "I64"]);
-        for scale in [f64::NAN, f64::INFINITY, 1e300] {
+        // What is subnormal in f32 has few digits, or is 0.
+        for scale in [f64::NAN, f64::INFINITY, 1e300, 1e-40, -1e-46] {
             fails(new().scale(scale), &scores, &["scale", "finite"]);
         }
-        assert!(new().scale(1e300).forward(&zeros(&[2], DType::F64)?).is_ok());
-        for t in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-300] {
+        for scale in [1e300, 1e-46, 0.0] {
+            assert!(new().scale(scale).forward(&zeros(&[2], DType::F64)?).is_ok());
+        }
+        assert!(new().scale(0.0).softcap(3.0).forward(&scores).is_ok());
+        for t in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-300, 1e40, 1e46] {
             fails(new().temperature(t), &scores, &["temperature", "above 0"]);
         }
-        for cap in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-60, 1e60] {
+        for cap in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-60, 1e-40, 1e60] {
             fails(new().softcap(cap), &scores, &["softcap", "above 0"]);
         }
+        for (scale, cap) in [(1e-6, 1e38), (1e-10, 3e38), (1e30, 1e-30)] {
+            fails(new().scale(scale).softcap(cap), &scores, &["softcap", "scale", "divided by"]);
+        }
+        fails(new().scale(1e-15).softcap(1e308), &zeros(&[2], DType::F64)?, &["softcap", "divided by"]);
         for p in [-0.1, 1.0, 1.5, f64::NAN] {
             fails(new().dropout(p, 0), &scores, &["dropout", "less than 1"]);
         }

@@ -91,6 +91,15 @@ impl<'a, T: Element> Side<'a, T> {
         }
         // SAFETY: there is the room; the rest by the caller's promise.
         unsafe { self.call.logits::<S>(runs, self.steps) }
+        if self.segments.len() > 1 {
+            // Vectors were written from a segment's first element on, and are read from the strip's on.
+            for i in 0..group.rows {
+                for at in self.strip.width..self.vectors::<S>() * T::Lanes::<S>::COUNT {
+                    // SAFETY: there is room for whole vectors.
+                    unsafe { group.row(i).wrapping_add(at).write(T::Real::NEG_INFINITY) }
+                }
+            }
+        }
     }
 
     /// The sinks of the lines, if there are some, and −∞ up to a whole vector.
