@@ -30,8 +30,7 @@ mod cuda {
     use std::sync::Mutex;
 
     /// Half precision is f16 and bf16.
-    const DTYPES: &[&str] = &["SINGLE", "DOUBLE", "HALF"];
-    const ALL: &[&str] = DTYPES;
+    const ALL: &[&str] = &["SINGLE", "DOUBLE", "HALF"];
     const HALF: &[&str] = &["HALF"];
     const ALL_BUT_DOUBLE: &[&str] = &["SINGLE", "HALF"];
 
@@ -192,7 +191,7 @@ mod cuda {
                 let stem = Path::new(source).file_name().and_then(|name| name.to_str()).expect("a file's name");
                 let group = VARIANTS.iter().fold(stem.to_string(), |s, (of, with)| s.replace(of, with));
                 let whole = root.join(format!("{source}.cu"));
-                let without = DTYPES.iter().filter(|dtype| !dtypes.contains(dtype));
+                let without = ALL.iter().filter(|dtype| !dtypes.contains(dtype));
                 let defines: String = without.map(|dtype| format!("#define WITHOUT_{dtype}\n")).collect();
                 let path = folder.join(format!("{stem}.cu"));
                 write_as_old_as(&whole, &path, &format!("{defines}#include {whole:?}\n"));

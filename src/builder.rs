@@ -4,7 +4,7 @@ use crate::composed;
 use crate::fused::{Dropout, MaskedRows, Options, Window};
 use crate::fused_op::{FusedOp, InPlace, WithOne, NAME};
 use crate::lines::resolve_dim;
-use crate::op::{check_dtype, Output};
+use crate::op::{check_dtype, normal_numbers, Output};
 use candle_core::{shape::Dim, DType, Module, Result, Tensor, D};
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -343,17 +343,15 @@ impl Softmax {
 
     /// Scale and softcap.
     fn check_numbers(&self, dtype: DType) -> Result<(f64, Option<f64>)> {
-        // As the kernels have them. A number between 0 and the normal ones has lost digits there, or is 0.
-        let (least, greatest) = match dtype {
-            DType::F64 => (f64::MIN_POSITIVE, f64::MAX),
-            _ => (f64::from(f32::MIN_POSITIVE), f64::from(f32::MAX)),
-        };
-        let usable = |x: f64| x == 0.0 || (least..=greatest).contains(&x.abs());
+        let normal = normal_numbers(dtype);
+        let usable = |x: f64| x == 0.0 || normal.contains(&x.abs());
         let scale = match self.scale {
             None => 1.0,
             Some(Scale::By(scale)) if usable(scale) => scale,
             Some(Scale::By(scale)) => candle_core::bail!(
-                "{NAME}, scale: {scale} is neither 0 nor finite and from {least:e} to {greatest:e} in size, as {dtype:?} is computed with, give such a number"
+                "{NAME}, scale: {scale} is neither 0 nor finite and from {:e} to {:e} in size, as {dtype:?} is computed with, give such a number",
+                normal.start(),
+                normal.end()
             ),
             Some(Scale::Temperature(t)) if t > 0.0 && t.is_finite() && usable(1.0 / t) => 1.0 / t,
             Some(Scale::Temperature(t)) => candle_core::bail!(

@@ -4,7 +4,7 @@
 //! CUDA, and take f16, bf16, f32 and f64 logits with any strides.
 
 use crate::lines::unsupported_dtype;
-use crate::op::check_dtype;
+use crate::op::{check_dtype, normal_numbers};
 use crate::statistics::{computed_in, Classes, Ignored, LineStatistics, KEPT, LOG_P, LOG_SUM_EXP, SMOOTH, WEIGHT};
 use candle_core::{DType, Result, Tensor};
 
@@ -103,8 +103,9 @@ impl CrossEntropy {
     ///
     /// # Errors
     /// If shapes or dtypes are others, the tensors are not on one device or on Metal, there are no classes, the smoothing is not
-    /// in 0 to 1, or the factor of z-loss is not a finite number of what the loss is computed in. A target that is neither ignored nor a class is an error on the CPU; on CUDA, where
-    /// looking would mean waiting, the loss of its line is NaN, and so is the gradient.
+    /// in 0 to 1, or the factor of z-loss is not a finite number of what the loss is computed in. A target that is neither ignored
+    /// nor a class is an error on the CPU; on CUDA, where looking would mean waiting, the loss of its line is NaN, and so is the
+    /// gradient.
     pub fn forward(&self, logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
         let name = Self::NAME;
         self.check(logits, targets)?;
@@ -222,8 +223,8 @@ impl CrossEntropy {
         if !(0.0..=1.0).contains(&self.label_smoothing) {
             candle_core::bail!("{name}: label smoothing of {}, it must be in 0 to 1", self.label_smoothing)
         }
-        let most = if logits.dtype() == DType::F64 { f64::MAX } else { f64::from(f32::MAX) };
-        if !self.z_loss.is_finite() || self.z_loss.abs() > most {
+        let most = *normal_numbers(logits.dtype()).end();
+        if !(-most..=most).contains(&self.z_loss) {
             candle_core::bail!(
                 "{name}: z-loss of {} for {:?} logits, it must be a number of up to {most:e}",
                 self.z_loss,

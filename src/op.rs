@@ -7,7 +7,7 @@ use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Error, InplaceOp1, InplaceOp2, Layout, MetalStorage, Result,
     Shape, Tensor, D,
 };
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 /// How a line is walked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -320,6 +320,14 @@ impl CustomOp2 for SoftmaxBackward {
             }
         };
         Ok((Some(y_grad.to_dtype(dtype)?), Some(g_grad.to_dtype(dtype)?)))
+    }
+}
+
+/// The sizes of the normal numbers of what tensors of `dtype` are computed in. Those between them and 0 have lost digits, or are 0.
+pub(crate) fn normal_numbers(dtype: DType) -> RangeInclusive<f64> {
+    match dtype {
+        DType::F64 => f64::MIN_POSITIVE..=f64::MAX,
+        _ => f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX),
     }
 }
 

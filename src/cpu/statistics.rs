@@ -312,88 +312,67 @@ impl<T: Element> Task for Statistics<'_, T> {
     }
 }
 
-/// The sums over classes of some elements of a line, or of several side by side.
-#[derive(Clone, Copy)]
-struct ClassSums<V> {
-    /// The maximum of the elements: so all terms have one sign, and neither what logits have in common nor one far below the others drowns
-    /// them.
-    pivot: V,
-    /// Σ weight·(x − pivot)
+/// The state of a part of a line, or of several side by side, and its sums over classes, if they are asked for.
+#[derive(Clone)]
+struct Part<V> {
+    state: SoftmaxState<V>,
+    /// Σ weight·(x − [pivot](Self::pivot))
     terms: CompensatedSum<V>,
     /// Σ weight
     weights: CompensatedSum<V>,
 }
 
-impl<V: Number> ClassSums<V> {
+impl<V: Number> Part<V> {
     #[inline(always)]
     fn empty() -> Self {
-        Self { pivot: V::splat(V::Real::LOWEST), terms: CompensatedSum::zero(), weights: CompensatedSum::zero() }
+        Self::of(SoftmaxState::empty())
     }
 
-    /// Takes `max` into the maximum; answers the pivot, which is finite where nothing but −∞ was seen.
+    /// Without sums over classes.
+    #[inline(always)]
+    fn of(state: SoftmaxState<V>) -> Self {
+        Self { state, terms: CompensatedSum::zero(), weights: CompensatedSum::zero() }
+    }
+
+    /// The maximum, so that all terms have one sign, and neither what logits have in common nor one far below the others drowns them.
+    /// Finite where nothing but −∞ was seen.
+    #[inline(always)]
+    fn pivot(&self) -> V {
+        self.state.max().or_greater(V::splat(V::Real::LOWEST))
+    }
+
+    /// Takes `max` into the maximum; answers what exponentials are relative to.
     #[inline(always)]
     fn grow(&mut self, max: V) -> V {
-        let new = max.or_greater(self.pivot);
-        if new.differs(self.pivot) {
+        let old = self.pivot();
+        let reference = self.state.grow(max);
+        let new = self.pivot();
+        if new.differs(old) {
             // By halves: from the lowest number up to a great one the way itself is infinite, and no weight at all makes NaN of that.
             let half = V::splat(V::Real::nearest(0.5));
-            let moved = self.weights.value() * (half * self.pivot - half * new);
+            let moved = self.weights.value() * (half * old - half * new);
             self.terms.add(moved);
             self.terms.add(moved);
-            self.pivot = new;
         }
-        new
+        reference
     }
 
-    /// Adds parts of both sums, relative to the pivot that [`grow`](Self::grow) answered.
+    /// Adds parts of the sums over classes, relative to the pivot.
     #[inline(always)]
     fn add(&mut self, terms: V, weights: V) {
         self.terms.add(terms);
         self.weights.add(weights);
     }
-
-    /// Σ weight·(x − max), given the maximum of all elements.
-    #[inline(always)]
-    fn terms(mut self, max: V) -> V {
-        self.grow(max);
-        self.terms.value()
-    }
-}
-
-impl<V: Number> Merge for ClassSums<V> {
-    #[inline(always)]
-    fn merge(&mut self, mut other: Self) {
-        self.grow(other.pivot);
-        other.grow(self.pivot);
-        self.terms.merge(other.terms);
-        self.weights.merge(other.weights);
-    }
-}
-
-/// The state of a part of a line, or of several side by side, and its sums over classes, if they are asked for.
-#[derive(Clone)]
-struct Part<V> {
-    state: SoftmaxState<V>,
-    of_classes: ClassSums<V>,
-}
-
-impl<V: Number> Part<V> {
-    #[inline(always)]
-    fn empty() -> Self {
-        Self { state: SoftmaxState::empty(), of_classes: ClassSums::empty() }
-    }
-
-    #[inline(always)]
-    fn terms(&self) -> V {
-        self.of_classes.terms(self.state.max())
-    }
 }
 
 impl<N: Number> Merge for Part<N> {
     #[inline(always)]
-    fn merge(&mut self, other: Self) {
+    fn merge(&mut self, mut other: Self) {
+        self.grow(other.state.max());
+        other.grow(self.state.max());
         self.state.merge(other.state);
-        self.of_classes.merge(other.of_classes);
+        self.terms.merge(other.terms);
+        self.weights.merge(other.weights);
     }
 }
 
@@ -473,7 +452,7 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
         unsafe {
             for (start, len) in blocks::<T::Lanes<S>>(0..range.len()) {
                 let xs = xs.add(start);
-                let reference = part.state.grow(rows::max_of::<S, T>(xs, len));
+                let reference = part.grow(rows::max_of::<S, T>(xs, len));
                 let ahead = AHEAD_BLOCKS * BLOCK_VECTORS * T::Lanes::<S>::COUNT;
                 part.state.add(exp_sum::<S, T>(
                     xs,
@@ -485,9 +464,8 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
                 ));
                 if let Some(classes) = self.0.smoothed() {
                     let class = range.start + start;
-                    let pivot = part.of_classes.grow(part.state.max());
-                    let terms = terms_of::<S, T>(&classes, xs, class, len, pivot);
-                    part.of_classes.add(terms, classes.sum::<T::Lanes<S>>(class..class + len));
+                    let terms = terms_of::<S, T>(&classes, xs, class, len, part.pivot());
+                    part.add(terms, classes.sum::<T::Lanes<S>>(class..class + len));
                 }
             }
         }
@@ -499,7 +477,7 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
     unsafe fn write(&self, line: usize, range: Range<usize>, part: &Self::Reduced) {
         if range.start == 0 {
             // SAFETY: as promised by the caller.
-            unsafe { self.0.write::<S>(line, Found::of(&part.state, part.terms())) }
+            unsafe { self.0.write::<S>(line, Found::of(&part.state, part.terms.value())) }
         }
     }
 
@@ -523,17 +501,18 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Statistics<'_, T>> {
                 }
                 let xs: *const T = self.0.src.at(line * len, len);
                 let max = rows::max_of::<S, T>(xs, len);
+                // Finite, so that −∞ gives 0.
+                let reference = max.or_greater(T::Real::LOWEST);
                 let sum = exp_sum::<S, T>(
                     xs,
                     len,
-                    // Finite, so that −∞ gives 0.
-                    max.or_greater(T::Real::LOWEST),
+                    reference,
                     ahead::<T>(),
                     #[inline(always)]
                     |_, _, _| (),
                 );
                 let terms = match self.0.smoothed() {
-                    Some(classes) => terms_of::<S, T>(&classes, xs, 0, len, max.or_greater(T::Real::LOWEST)),
+                    Some(classes) => terms_of::<S, T>(&classes, xs, 0, len, reference),
                     None => T::Real::ZERO,
                 };
                 self.0.write::<S>(line, Found { max, sum, unscaled: sum, terms });
@@ -636,14 +615,10 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
         let mut parts = Vec::new();
         // SAFETY: the rows are there; the rest by the caller's promise.
         for state in unsafe { columns::states::<S, T>(src, &strip, range.len(), Schedule::Reduce, true, None) } {
-            parts.push(Part { state, ..Part::empty() });
+            parts.push(Part::of(state));
         }
         let Some(classes) = self.0.smoothed() else { return parts };
         let lanes = T::Lanes::<S>::COUNT;
-        let mut pivots = Vec::new();
-        for part in &mut parts {
-            pivots.push(part.of_classes.grow(part.state.max()));
-        }
         // SAFETY of the block: the rows are there, and the instructions by the caller's promise.
         let terms = unsafe {
             columns::sum_rows(
@@ -652,13 +627,13 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
                 #[inline(always)]
                 |j, i, count| {
                     let weight = T::Lanes::<S>::splat(classes.weight(range.start + j));
-                    weight * (columns::read::<S, T>(src, j * strip.stride + i, count) - pivots[i / lanes])
+                    weight * (columns::read::<S, T>(src, j * strip.stride + i, count) - parts[i / lanes].pivot())
                 },
             )
         };
         let weights = T::Lanes::<S>::splat(classes.sum::<T::Lanes<S>>(range));
         for (part, terms) in parts.iter_mut().zip(terms) {
-            part.of_classes.add(terms.value(), weights);
+            part.add(terms.value(), weights);
         }
         parts
     }
@@ -688,7 +663,7 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Statistics<'_, T>> {
         let terms = flat(
             parts,
             #[inline(always)]
-            |part| part.terms(),
+            |part| part.terms.value(),
         );
         let first = Strip::first_line(unit, self.0.lines);
         for i in 0..strip.width {
