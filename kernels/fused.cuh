@@ -39,7 +39,7 @@ struct Fused {
     R *logits_gradient, *sinks_gradient;
     int64_t lines, len, inner, bias_step, mask_step;
     int64_t before, after, position;     // the window, and the position of the first query
-    R scale, cap, inverse_cap, kept_scale;
+    R scale, cap, scale_over_cap, kept_scale;
     R steepness;                         // 2 log2(e) scale / cap, where tangents and slopes may be taken by it, and 0 where not
     uint32_t threshold;                  // in the high half
     uint32_t keys[7][2];                 // of the rounds
@@ -140,7 +140,7 @@ __device__ __forceinline__ auto by_steepness(const Fused<Real<T>>& call, F f) {
 template <bool STEEP, typename R>
 __device__ __forceinline__ R tangent(const Fused<R>& call, R score) {
     if constexpr (STEEP) return fmaf(-2.0f, quotient(1.0f, 1.0f + flushed_power_of_two(score * call.steepness)), 1.0f);
-    else return hyperbolic_tangent(score * call.scale * call.inverse_cap);
+    else return hyperbolic_tangent(score * call.scale_over_cap);
 }
 
 // What a logit's gradient is multiplied with where there is a softcap: scale (1 - tanh^2), of which the difference would leave little.
@@ -148,9 +148,9 @@ template <bool STEEP, typename R>
 __device__ __forceinline__ R slope(const Fused<R>& call, R score) {
     R e;  // exp(-2 |scale score / cap|)
     if constexpr (STEEP) e = flushed_power_of_two(-fabsf(score * call.steepness));
-    else e = squared_decline(score * call.scale * call.inverse_cap);
+    else e = squared_decline(score * call.scale_over_cap);
     const R root = quotient(R(1), fma(e, R(0.5), R(0.5)));
-    return e * root * (root * call.scale);
+    return e * root * root * call.scale;
 }
 // A score's gradient, given its logit's. What takes no part has none, whatever its score is: chosen afterwards, which is no branch.
 template <bool STEEP, typename R>
@@ -973,7 +973,7 @@ __device__ __forceinline__ void fused_backward_scores(const Fused<Real<T>>& call
         for (int k = 0; k < PACKS; k++) {
 #pragma unroll
             for (int i = 0; i < SIZE; i++) {
-                if (held.score(k, i) == negative_infinity<R>()) g.clear(k, i);
+                if (held.logit(held.score(k, i)) == negative_infinity<R>()) g.clear(k, i);
             }
         }
         if (Group::BLOCK) __syncthreads();  // All have read the parts.

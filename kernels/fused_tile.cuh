@@ -816,7 +816,7 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
         held.each_pack([&](int k) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                if (held.score(k, i) == negative_infinity<R>()) g.clear(k, i);
+                if (held.logit(held.score(k, i)) == negative_infinity<R>()) g.clear(k, i);
             }
         });
         if (group.is_block()) __syncthreads();  // All have read the parts.

@@ -107,10 +107,7 @@ __device__ __forceinline__ void rows(const Request<T>& request) {
         const R x = j >= 0 ? Element<T>::read(first[j]) : negative_infinity<R>();
         const R reference = state.grow(x);
         state.add(Element<T>::exponential(x - reference) * unscale<T>());
-        if (request.smooth && j >= 0) {
-            of_classes.grow(state.max);
-            of_classes.add(request, first + j, j, 1);
-        }
+        if (request.smooth && j >= 0) of_classes.add(request, first + j, j, 1, state.max);
     }
     const int step = Line::PACKS * line.threads;
 #pragma unroll 1
@@ -119,14 +116,14 @@ __device__ __forceinline__ void rows(const Request<T>& request) {
 #pragma unroll
         for (int k = 0; k < Line::PACKS; k++) tile[k] = next[k];
         line.load(next, from + step);
-        const R reference = state.grow(Line::max(tile));
+        const R before = state.max, reference = state.grow(Line::max(tile));
         state.add(Line::exp_sum(tile, reference));
         if (request.smooth) {
-            of_classes.grow(state.max);
+            of_classes.grow(before, state.max);
 #pragma unroll 1
             for (int64_t pack = from; pack < from + step && pack < line.packs; pack += line.threads) {
                 const int64_t j = line.head + pack * Line::SIZE;
-                of_classes.add(request, first + j, j, Line::SIZE);
+                of_classes.add(request, first + j, j, Line::SIZE, state.max);
             }
         }
     }
@@ -136,7 +133,7 @@ __device__ __forceinline__ void rows(const Request<T>& request) {
     auto whole = BlockExchange<R>{parts}.merge({max, of_warp});
     R sums[2] = {};
     if (request.smooth) {
-        of_classes.grow(whole.max);
+        of_classes.grow(state.max, whole.max);
         sums[0] = group_sum(of_classes.terms.value(), blockDim.x);
         __syncthreads();  // what group_sum shares is free again
         sums[1] = group_sum(of_classes.weights.value(), blockDim.x);
@@ -203,18 +200,17 @@ __device__ __forceinline__ void columns(const Request<T>& request, int64_t inner
                 R tile[TILE];
 #pragma unroll
                 for (int k = 0; k < TILE; k++) tile[k] = line.has(k, left) ? Lines::read(words[k], i) : negative_infinity<R>();
-                const R reference = states[i].grow(max_of(tile));
+                const R before = states[i].max, reference = states[i].grow(max_of(tile));
+                if (smooth) of_classes[i].grow(before, states[i].max);
 #pragma unroll
                 for (auto& x : tile) x = Element<T>::exponential(x - reference);
                 states[i].add(pairwise_sum(tile) * unscale<T>());
             }
             if (smooth) {
-#pragma unroll
-                for (int i = 0; i < COUNT; i++) of_classes[i].grow(states[i].max);
 #pragma unroll 1
                 for (int64_t j = from; j < from + TILE * line.step && j < line.len; j += line.step) {
 #pragma unroll
-                    for (int i = 0; i < COUNT; i++) of_classes[i].add(request, first + j * inner + i, j, 1);
+                    for (int i = 0; i < COUNT; i++) of_classes[i].add(request, first + j * inner + i, j, 1, states[i].max);
                 }
             }
         });

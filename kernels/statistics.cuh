@@ -1,6 +1,8 @@
 // Log-sum-exp, and what cross-entropy needs to know of each line: every element is read once and a few numbers are written
 // for a line, so the ceiling is half the time of a copy. What is asked for is a switch that a block looks at once a line.
 #pragma once
+#include <cfloat>
+
 #include "register_softmax.cuh"
 #include "targets.cuh"
 
@@ -65,26 +67,30 @@ struct Request {
 // has added: so all terms have one sign, and neither what the logits have in common nor one far below the others drowns them.
 template <typename R>
 struct ClassSums {
-    R pivot;
     CompensatedSum<R> terms, weights;
 
-    static __device__ __forceinline__ ClassSums empty() { return {R(0), CompensatedSum<R>::empty(), CompensatedSum<R>::empty()}; }
+    static __device__ __forceinline__ ClassSums empty() { return {CompensatedSum<R>::empty(), CompensatedSum<R>::empty()}; }
 
-    // What is to be added to the first sum where the maximum becomes `to`.
-    static __device__ __forceinline__ R moved(R weights, R from, R to) { return weights * (part_reference(from) - part_reference(to)); }
+    // Finite where nothing but -inf was seen.
+    static __device__ __forceinline__ R pivot(R max) { return greater(max, sizeof(R) == 8 ? R(-DBL_MAX) : R(-FLT_MAX)); }
 
-    // Given the maximum of what is added next and of all before.
-    __device__ __forceinline__ void grow(R max) {
-        const R to = part_reference(max);
-        if (to == pivot) return;
-        terms.add(moved(weights.value(), pivot, to));
-        pivot = to;
+    // What is to be added to the first sum where the maximum becomes `to`. By halves: from the lowest number up to a great one the way itself
+    // is infinite, and no weight at all makes NaN of that.
+    static __device__ __forceinline__ R moved(R weights, R from, R to) {
+        const R half = weights * (R(0.5) * pivot(from) - R(0.5) * pivot(to));
+        return half + half;
     }
 
-    // `count` elements that are neighbours of `x`, element j of the line. They have just been read: they come from a cache, and
-    // take no registers from those who do not ask for them.
+    // Given the maximum of all that was added, and of that and what is added next.
+    __device__ __forceinline__ void grow(R from, R to) {
+        if (from != to) terms.add(moved(weights.value(), from, to));
+    }
+
+    // `count` elements that are neighbours of `x`, element j of the line, given the maximum. They have just been read: they come from a
+    // cache, and take no registers from those who do not ask for them.
     template <typename T>
-    __device__ __forceinline__ void add(const Request<T>& request, const T* x, int64_t j, int count) {
+    __device__ __forceinline__ void add(const Request<T>& request, const T* x, int64_t j, int count, R max) {
+        const R pivot = ClassSums::pivot(max);
         R sum = 0, sum_of_weights = 0;
 #pragma unroll 1
         for (int i = 0; i < count; i++) {

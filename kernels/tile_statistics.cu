@@ -42,11 +42,10 @@ __device__ __forceinline__ void tile_lines(const Request<T>& request, int shift)
     if (request.smooth) {
         auto of_classes = ClassSums<R>::empty();
         if (there && !skipped) {
-            of_classes.grow(max);
             const int j = own.word * PER_UNIT - own.begin;
-            if (own.mine > 0) of_classes.add(request, first + j, j, own.mine * PER_UNIT);
-            if (own.has_first) of_classes.add(request, first, 0, 1);
-            if (own.has_last) of_classes.add(request, first + len - 1, len - 1, 1);
+            if (own.mine > 0) of_classes.add(request, first + j, j, own.mine * PER_UNIT, max);
+            if (own.has_first) of_classes.add(request, first, 0, 1, max);
+            if (own.has_last) of_classes.add(request, first + len - 1, len - 1, 1, max);
         }
         sums[0] = warp_group_reduce(of_classes.terms.value(), group, plus);
         sums[1] = warp_group_reduce(of_classes.weights.value(), group, plus);

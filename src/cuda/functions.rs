@@ -14,7 +14,7 @@ use lzma_rust2::LzmaReader;
 use std::collections::HashMap;
 use std::io::Read;
 use std::ops::Range;
-use std::sync::{Arc, LazyLock, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
 /// Modules that are compressed together: their PTX, as [`to_absolute`] reads it, and their machine code.
 struct Group {
@@ -67,7 +67,7 @@ impl Module {
 fn runs_code(context: &CudaContext) -> Result<bool> {
     let capability = compute_capability(context)?;
     let is_older = CODE_CAPABILITY / 10 == capability / 10 && CODE_CAPABILITY <= capability;
-    Ok(is_older && switches().1.is_none())
+    Ok(is_older && switches()?.1.is_none())
 }
 
 /// One function: a kernel, for an output and a dtype.
@@ -206,7 +206,7 @@ pub(super) fn facts(device: &CudaDevice) -> Result<DeviceFacts> {
     let shared_bytes =
         context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN).w()?;
     let l2_bytes = context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE).w()?;
-    let (forced, at_most) = switches();
+    let (forced, at_most) = switches()?;
     let facts = DeviceFacts {
         compute_capability: at_most.unwrap_or(u32::MAX).min(capability),
         multiprocessors: multiprocessors as usize,
@@ -219,15 +219,30 @@ pub(super) fn facts(device: &CudaDevice) -> Result<DeviceFacts> {
 }
 
 /// For tests and benchmarks, `CANDLE_SOFTMAX_KERNEL` names a family of kernels to take where it applies, and
-/// `CANDLE_SOFTMAX_COMPUTE_CAPABILITY` a GPU to plan for (75 on a newer one), whose kernels come from PTX.
-fn switches() -> (Option<Family>, Option<u32>) {
-    static SWITCHES: OnceLock<(Option<Family>, Option<u32>)> = OnceLock::new();
-    *SWITCHES.get_or_init(|| {
-        let kernel = std::env::var("CANDLE_SOFTMAX_KERNEL").unwrap_or_default();
-        let family = Family::ALL.into_iter().find(|(name, _)| *name == kernel).map(|(_, family)| family);
-        let capability = std::env::var("CANDLE_SOFTMAX_COMPUTE_CAPABILITY").ok().and_then(|text| text.parse().ok());
-        (family, capability)
-    })
+/// `CANDLE_SOFTMAX_COMPUTE_CAPABILITY` a GPU to plan for (75 on a newer one), whose kernels come from PTX. An error if there is no such
+/// family, or that is no number.
+fn switches() -> Result<(Option<Family>, Option<u32>)> {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let family = match variable("CANDLE_SOFTMAX_KERNEL") {
+        Some(kernel) => match Family::ALL.into_iter().find(|(name, _)| *name == kernel) {
+            Some((_, family)) => Some(family),
+            None => candle_core::bail!(
+                "candle-softmax: CANDLE_SOFTMAX_KERNEL is {kernel}, and the families of kernels are {}",
+                Family::ALL.map(|(name, _)| name).join(", ")
+            ),
+        },
+        None => None,
+    };
+    let capability = match variable("CANDLE_SOFTMAX_COMPUTE_CAPABILITY") {
+        Some(text) => match text.parse() {
+            Ok(capability) => Some(capability),
+            Err(_) => {
+                candle_core::bail!("candle-softmax: CANDLE_SOFTMAX_COMPUTE_CAPABILITY is {text}, and not such as 75")
+            }
+        },
+        None => None,
+    };
+    Ok((family, capability))
 }
 
 /// The function of `key`, loaded on `device`.
@@ -259,17 +274,10 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
         let wide = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
         function.set_attribute(wide, 1).w()?;
     }
-    // Two tiles alone fill 48 KB, to which comes what the kernel shares besides.
-    if let Kernel::Strip(_)
-    | Kernel::Grid
-    | Kernel::Shared { .. }
-    | Kernel::Resident { .. }
-    | Kernel::FusedTile { backward: true, .. } = key.kernel
-    {
-        let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        let besides = function.shared_size_bytes().w()?;
-        function.set_attribute(most, facts.shared_bytes as i32 - besides).w()?;
-    }
+    // Otherwise it is 48 KB.
+    let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    let besides = function.shared_size_bytes().w()?;
+    function.set_attribute(most, facts.shared_bytes as i32 - besides).w()?;
     let function = Function { function, waits: described.waits };
     loaded.functions.insert((ordinal, key), function.clone());
     Ok(function)

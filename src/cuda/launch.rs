@@ -623,8 +623,9 @@ pub(super) fn top_k_backward<T: CudaElement>(
 mod tests {
     use super::*;
     use crate::state::tests::{assert_close, cases};
-    use candle_core::cuda_backend::cudarc::driver::{LaunchConfig, PushKernelArg};
+    use candle_core::cuda_backend::cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
     use candle_core::{builder_arg, Device};
+    use std::io::Write;
 
     const STATE_CASES: &str = include_str!(concat!(env!("OUT_DIR"), "/tests/state_cases.ptx"));
 
@@ -665,10 +666,12 @@ mod tests {
 
     #[test]
     fn table_of_cases() -> Result<()> {
-        let Ok(device) = Device::new_cuda(0) else {
-            eprintln!("skipped: there is no GPU");
+        if CudaContext::device_count().unwrap_or(0) == 0 {
+            // Not by a macro, of which libtest shows nothing where a test passes.
+            let _ = writeln!(std::io::stderr(), "skipped table_of_cases: there is no GPU");
             return Ok(());
-        };
+        }
+        let device = Device::new_cuda(0)?;
         check::<f32>(device.as_cuda_device()?, |x| x as f32, 5e-7)?;
         check::<f64>(device.as_cuda_device()?, |x| x, 2e-15)
     }

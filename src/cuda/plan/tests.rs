@@ -289,13 +289,28 @@ fn backward_plans_cover_the_lines() {
     assert_eq!(kernel(lines(1 << 15, 33, 3), false, 2, TURING), Kernel::BackwardNarrow { whole: false });
     assert_eq!(kernel(lines(10, 100_000, 64), true, 2, HOPPER), Kernel::BackwardSplitColumns { whole: true });
     assert_eq!(kernel(lines(1, 10_000_001, 3), true, 2, HOPPER), Kernel::BackwardSplitColumns { whole: false });
-    for (len, outer) in [1, 7, 8, 33, 64, 127, 511, 1000, 1001, 4096, 8192, 16_384, 128_256, 1 << 20, 1 << 24]
+    for (len, (outer, inner)) in [1, 7, 8, 33, 64, 127, 511, 1000, 1001, 4096, 8192, 16_384, 128_256, 1 << 20, 1 << 24]
         .into_iter()
-        .flat_map(|len| [1, 7, 1 << 20, 1 << 33].map(|outer| (len, outer)))
+        .flat_map(|len| {
+            [(1, 1), (7, 1), (1 << 20, 1), (1 << 33, 1), (1, 3), (1 << 20, 3), (7, 64), (1, 4097), (300, 4096)]
+                .map(|lines| (len, lines))
+        })
     {
-        for size in [2, 4, 8] {
-            let lines = lines(outer, len, 1);
-            let plan = plan_of(lines, true, size, HOPPER);
+        for (size, whole) in [2, 4, 8].into_iter().flat_map(|size| [(size, true), (size, false)]) {
+            let lines = lines(outer, len, inner);
+            let plan = plan_of(lines, whole, size, HOPPER);
+            let alignment = if whole { 16 } else { size };
+            let elements = Elements { size, input_alignment: alignment, output_alignment: alignment };
+            // The grids of these are those of kernels that take lines alike.
+            let of_softmax = match plan.kernel {
+                Kernel::BackwardNarrow { whole } => Some(Kernel::Narrow { whole }),
+                Kernel::BackwardSplitColumns { whole } => Some(Kernel::SplitColumnsApply { whole }),
+                _ => None,
+            };
+            if let Some(kernel) = of_softmax {
+                check(lines, elements, HOPPER, Plan { kernel, ..plan });
+                continue;
+            }
             let what = format!("{lines:?} {plan:?}");
             let (grid, block, cluster) = (plan.grid.0 as usize, plan.block as usize, plan.cluster as usize);
             assert!((1..=MAX_GRID).contains(&grid) && block.is_multiple_of(WARP), "{what}");
@@ -318,7 +333,7 @@ fn backward_plans_cover_the_lines() {
                     assert!(cluster > 1, "{what}");
                 }
                 Kernel::BackwardGroup { .. } => check_group(lines, plan),
-                _ => {}
+                _ => panic!("not checked: {what}"),
             }
         }
     }
@@ -518,7 +533,7 @@ fn fused_plans_cover_the_lines() {
                     assert!(whole && !backward && grid == lines.count() * cluster, "{what}");
                 }
                 Kernel::FusedGroup { .. } | Kernel::FusedRows { .. } => check_group(lines, plan),
-                _ => {}
+                _ => panic!("not checked: {what}"),
             }
         }
     }
@@ -824,6 +839,11 @@ fn check(lines: Lines, elements: Elements, device: DeviceFacts, plan: Plan) {
             let each = (228 << 10) / (plan.shared_bytes as usize + 1024);
             assert!(each == (grid * lines.outer).div_ceil(device.multiprocessors) && each <= 2, "{what}");
         }
-        _ => {}
+        // Blocks take further lines in turn, where there are more than a grid has.
+        Kernel::Reduce | Kernel::OnlineRows | Kernel::OnlineColumns => {
+            let lines_at_once = if plan.kernel == Kernel::Reduce { 1 } else { block };
+            assert!(grid * lines_at_once >= lines.count() || grid == MAX_GRID, "{what}");
+        }
+        _ => panic!("not checked: {what}"),
     }
 }
