@@ -2,8 +2,8 @@
 
 use crate::composed;
 use crate::fused::{Dropout, MaskedRows, Options, Window};
-use crate::fused_op::{FusedOp, InPlace, WithOne, NAME};
-use crate::lines::resolve_dim;
+use crate::fused_op::{FusedOp, WithOne, NAME};
+use crate::lines::{resolve_dim, storage_address};
 use crate::op::{check_dtype, normal_numbers, Output};
 use candle_core::{shape::Dim, DType, Module, Result, Tensor, D};
 use std::fmt::Debug;
@@ -91,6 +91,16 @@ impl Softmax {
 
     /// Multiplies the scores, before all else: 1/√d in attention. In place of a [`temperature`](Self::temperature) set before.
     /// An error later unless 0, or finite and not subnormal in the type computed in.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use candle_softmax::Softmax;
+    ///
+    /// let scores = Tensor::new(&[0f32, 8.0], &Device::Cpu)?;
+    /// let p = Softmax::new().scale(1.0 / 8.0).forward(&scores)?.to_vec1::<f32>()?;
+    /// assert!((p[1] / p[0] - 1f32.exp()).abs() < 1e-5);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
     pub fn scale(mut self, scale: f64) -> Self {
         self.scale = Some(Scale::By(scale));
         self
@@ -98,6 +108,16 @@ impl Softmax {
 
     /// Divides the scores, as a [`scale`](Self::scale) of 1/t; in place of one set before. An error later unless finite, above 0, and
     /// 1/t such a number.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use candle_softmax::Softmax;
+    ///
+    /// let logits = Tensor::new(&[0f32, 8.0], &Device::Cpu)?;
+    /// let p = Softmax::new().temperature(4.0).forward(&logits)?.to_vec1::<f32>()?;
+    /// assert!((p[1] / p[0] - 2f32.exp()).abs() < 1e-5);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
     pub fn temperature(mut self, t: f64) -> Self {
         self.scale = Some(Scale::Temperature(t));
         self
@@ -122,6 +142,19 @@ impl Softmax {
 
     /// Adds `bias` to the scaled (and capped) scores: of their dtype and device, any strides, and a shape that broadcasts to
     /// theirs as in candle's `broadcast_add`, but does not enlarge it. It is read where it lies, and gets its gradient.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor, Var};
+    /// use candle_softmax::Softmax;
+    ///
+    /// let scores = Tensor::zeros((4, 2), DType::F32, &Device::Cpu)?;
+    /// let bias = Var::new(&[0f32, 3f32.ln()], &Device::Cpu)?;
+    /// let p = Softmax::new().bias(&bias).forward(&scores)?;
+    /// assert!((p.to_vec2::<f32>()?[3][1] - 0.75).abs() < 1e-6);
+    /// let grads = p.narrow(1, 1, 1)?.sum_all()?.backward()?;
+    /// assert!((grads.get(&bias).unwrap().to_vec1::<f32>()?[1] - 4.0 * 0.75 * 0.25).abs() < 1e-6);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
     pub fn bias(mut self, bias: &Tensor) -> Self {
         self.bias = Some(bias.clone());
         self
@@ -147,6 +180,16 @@ impl Softmax {
     /// Leaves out the keys behind each query's own position, `window(usize::MAX, 0)`; together with a
     /// [`window`](Self::window), what is in both takes part. Scores that are left out do not count, and of long lines they are
     /// not read.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_softmax::Softmax;
+    ///
+    /// let scores = Tensor::zeros((2, 2), DType::F32, &Device::Cpu)?;
+    /// let p = Softmax::new().causal().forward(&scores)?;
+    /// assert_eq!(p.to_vec2::<f32>()?, [[1.0, 0.0], [0.5, 0.5]]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
     pub fn causal(mut self) -> Self {
         self.causal = true;
         self
@@ -213,18 +256,49 @@ impl Softmax {
     }
 
     /// What becomes of a line in which nothing takes part: none of its logits is above −∞, and it has no sink.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_softmax::{MaskedRows, Softmax};
+    ///
+    /// let scores = Tensor::zeros(2, DType::F32, &Device::Cpu)?;
+    /// let nothing = Softmax::new().mask(&Tensor::zeros(2, DType::U8, &Device::Cpu)?);
+    /// assert_eq!(nothing.forward(&scores)?.to_vec1::<f32>()?, [0.0; 2]);
+    /// let p = nothing.masked_rows(MaskedRows::Nan).forward(&scores)?.to_vec1::<f32>()?;
+    /// assert!(p[0].is_nan() && p[1].is_nan());
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
     pub fn masked_rows(mut self, rows: MaskedRows) -> Self {
         self.masked_rows = rows;
         self
     }
 
     /// Gives the logarithm of the probabilities, which stays exact where they would round to 0, and is −∞ where they are 0.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use candle_softmax::Softmax;
+    ///
+    /// let scores = Tensor::new(&[0f32, -1000.0, f32::NEG_INFINITY], &Device::Cpu)?;
+    /// assert_eq!(Softmax::new().log().forward(&scores)?.to_vec1::<f32>()?, [0.0, -1000.0, f32::NEG_INFINITY]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
     pub fn log(mut self) -> Self {
         self.log = true;
         self
     }
 
     /// The dtype of the result, one of f16, bf16, f32 and f64, in place of the scores'.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_softmax::Softmax;
+    ///
+    /// let scores = Tensor::zeros(3, DType::BF16, &Device::Cpu)?;
+    /// let p = Softmax::new().out_dtype(DType::F32).forward(&scores)?;
+    /// assert!((p.to_vec1::<f32>()?[0] - 1.0 / 3.0).abs() < 1e-7);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
     pub fn out_dtype(mut self, dtype: DType) -> Self {
         self.out_dtype = Some(dtype);
         self
@@ -310,7 +384,12 @@ impl Softmax {
             // candle takes the strides of some empty tensors for a broadcast's.
             return Ok(());
         }
-        scores.inplace_op1(&InPlace { op, bias: self.bias.as_ref(), sinks: self.sinks.as_ref() })
+        match (&self.bias, &self.sinks) {
+            (None, None) => scores.inplace_op1(&op),
+            (Some(bias), None) => scores.inplace_op2(bias, &WithOne::Bias(op)),
+            (None, Some(sinks)) => scores.inplace_op2(sinks, &WithOne::Sinks(op)),
+            (Some(bias), Some(sinks)) => scores.inplace_op3(bias, sinks, &op),
+        }
     }
 
     /// What [`composed::fused`] takes.
@@ -473,12 +552,6 @@ impl Dim for DynDim<'_> {
     fn to_index_plus_one(&self, shape: &candle_core::Shape, op: &'static str) -> Result<usize> {
         self.0.to_index_plus_one(shape, op)
     }
-}
-
-/// The same for tensors that share memory.
-fn storage_address(tensor: &Tensor) -> usize {
-    let (storage, _) = tensor.storage_and_layout();
-    std::ptr::from_ref(&*storage).addr()
 }
 
 impl Module for Softmax {

@@ -17,12 +17,19 @@ fn widened(xs: &Tensor) -> Result<Tensor> {
 }
 
 pub(crate) fn softmax(xs: &Tensor, dim: usize) -> Result<Tensor> {
+    // candle has no maximum of nothing.
+    if xs.elem_count() == 0 {
+        return Ok(xs.clone());
+    }
     let wide = widened(xs)?;
     let exp = wide.broadcast_sub(&wide.max_keepdim(dim)?)?.exp()?;
     exp.broadcast_div(&exp.sum_keepdim(dim)?)?.to_dtype(xs.dtype())
 }
 
 pub(crate) fn log_softmax(xs: &Tensor, dim: usize) -> Result<Tensor> {
+    if xs.elem_count() == 0 {
+        return Ok(xs.clone());
+    }
     let wide = widened(xs)?;
     let shifted = wide.broadcast_sub(&wide.max_keepdim(dim)?)?;
     let log_sum = shifted.exp()?.sum_keepdim(dim)?.log()?;
@@ -112,12 +119,15 @@ pub(crate) fn fused(op: &FusedOp, scores: &Tensor, bias: Option<&Tensor>, sinks:
 
 /// With `dim` kept, of size 1.
 pub(crate) fn logsumexp_keepdim(xs: &Tensor, dim: usize) -> Result<Tensor> {
-    let wide = widened(xs)?;
     if xs.dims()[dim] == 0 {
         let mut dims = xs.dims().to_vec();
         dims[dim] = 1;
         return Tensor::full(f32::NEG_INFINITY, dims, xs.device())?.to_dtype(xs.dtype());
     }
+    if xs.elem_count() == 0 {
+        return xs.narrow(dim, 0, 1);
+    }
+    let wide = widened(xs)?;
     // What is subtracted has no part in the gradient; 0 in place of an infinity, which would make NaN.
     let max = wide.max_keepdim(dim)?.detach();
     let infinite = max.abs()?.eq(f64::INFINITY)?;
@@ -130,6 +140,23 @@ mod tests {
     use super::*;
     use crate::ops;
     use candle_core::{Device, Var};
+
+    #[test]
+    fn nothing_is_no_error() -> Result<()> {
+        for shape in [(0, 5), (5, 0), (0, 0)] {
+            let xs = Var::zeros(shape, DType::F16, &Device::Cpu)?;
+            for dim in 0..2 {
+                for ys in [softmax(&xs, dim)?, log_softmax(&xs, dim)?] {
+                    assert_eq!((ys.dims(), ys.dtype(), ys.track_op()), (xs.dims(), DType::F16, true));
+                }
+                let (found, of_kernel) = (logsumexp_keepdim(&xs, dim)?, ops::logsumexp_keepdim(&xs, dim)?);
+                assert_eq!((found.dims(), found.dtype()), (of_kernel.dims(), DType::F16));
+                let bits = |ys: Tensor| ys.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>();
+                assert_eq!(bits(found)?, vec![f32::NEG_INFINITY; of_kernel.elem_count()]);
+            }
+        }
+        Ok(())
+    }
 
     /// Beside the kernels, within the bounds of both and the rounding to the dtype.
     #[test]

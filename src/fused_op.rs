@@ -3,13 +3,14 @@
 
 use crate::cpu::sum_over;
 use crate::fused::{Around, Geometry, Gradients, Operand, Options};
-use crate::lines::Contiguous;
+use crate::lines::{contiguous_range, storage_address, Contiguous, MOST_OF_CANDLE};
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::op::BackpropOp;
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, InplaceOp1, Layout, Result, Shape, Storage,
-    StorageRef, Tensor,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, InplaceOp1, InplaceOp2, InplaceOp3, Layout,
+    Result, Shape, Storage, Tensor,
 };
+use std::array::from_fn;
 use std::sync::Mutex;
 
 pub(crate) const NAME: &str = "fused-softmax";
@@ -144,11 +145,10 @@ fn operand<'a, S>((storage, layout): Laid<'a, S>) -> Operand<'a, S> {
     Operand { storage, start: layout.start_offset() }
 }
 
-/// What is laid behind a guard, if that is on the device of `S`.
-fn laid<'a, S: Kernels>(guard: &'a Option<(StorageRef<'_>, &'a Layout)>) -> Result<Option<Laid<'a, S>>> {
-    let Some((storage, layout)) = guard else { return Ok(None) };
+/// What lies so in a storage, if that is on the device of `S`.
+fn laid<'a, S: Kernels>(storage: &'a Storage, layout: &'a Layout) -> Result<Laid<'a, S>> {
     match S::of(storage) {
-        Some(storage) => Ok(Some((storage, layout))),
+        Some(storage) => Ok((storage, layout)),
         None => candle_core::bail!("{NAME}: tensors on different devices, or on one without kernels"),
     }
 }
@@ -185,7 +185,7 @@ impl FusedOp {
         f: impl FnOnce(&Geometry, &Around<S>) -> Result<R>,
     ) -> Result<R> {
         let mask = self.mask.as_ref().map(Tensor::storage_and_layout);
-        let mask = laid::<S>(&mask)?;
+        let mask = mask.as_ref().map(|(storage, layout)| laid::<S>(storage, layout)).transpose()?;
         let layouts = Beside { bias: beside.bias.map(|laid| laid.1), sinks: beside.sinks.map(|laid| laid.1) };
         let geometry = self.geometry(shape, layouts, mask.map(|laid| laid.1))?;
         f(
@@ -204,6 +204,15 @@ impl FusedOp {
         let out = self
             .around(shape, beside, |geometry, around| S::forward(&self.options, geometry, scores, around, self.out))?;
         Ok((out, shape.clone()))
+    }
+
+    fn over<S: Kernels>(&self, scores: &mut S, layout: &Layout, beside: Beside<Laid<S>>) -> Result<()> {
+        let Some(elements) = contiguous_range(layout) else {
+            return Err(candle_core::Error::RequiresContiguous { op: NAME });
+        };
+        self.around(layout.shape(), beside, |geometry, around| {
+            S::forward_inplace(&self.options, geometry, scores, elements.start, around)
+        })
     }
 
     fn backward(&self, scores: &Tensor, beside: Beside<&Tensor>, gradient: &Tensor) -> Result<[Option<Tensor>; 3]> {
@@ -240,11 +249,18 @@ impl FusedOp {
             Gradients { scores: wanted(Some(scores)), logits: wanted(beside.bias), sinks: wanted(beside.sinks) };
         let all = [Some(scores), beside.bias, beside.sinks, Some(gradient)];
         let found = {
-            let guards = all.map(|tensor| tensor.map(Tensor::storage_and_layout));
-            let [x, bias, sinks, g] = &guards;
-            let (Some(x), Some(g)) = (laid::<S>(x)?, laid::<S>(g)?) else { return Ok([None, None, None]) };
+            // A storage is locked once: who waits to write to it would be waited for by a second reader, and wait for the first.
+            let addresses = all.map(|tensor| tensor.map(storage_address));
+            let first = |i: usize| addresses.iter().position(|address| *address == addresses[i]).unwrap_or(i);
+            let guards: [_; 4] =
+                from_fn(|i| all[i].filter(|_| first(i) == i).map(|tensor| tensor.storage_and_layout().0));
+            let laid = |i: usize| match (all[i], &guards[first(i)]) {
+                (Some(tensor), Some(storage)) => laid::<S>(storage, tensor.layout()).map(Some),
+                _ => Ok(None),
+            };
+            let (Some(x), Some(g)) = (laid(0)?, laid(3)?) else { return Ok([None, None, None]) };
             let (x, g) = (Contiguous::new(NAME, x.0, x.1)?, Contiguous::new(NAME, g.0, g.1)?);
-            let beside = Beside { bias: laid(bias)?, sinks: laid(sinks)? };
+            let beside = Beside { bias: laid(1)?, sinks: laid(2)? };
             self.around(shape, beside, |geometry, around| {
                 let scores = Operand { storage: x.storage(), start: x.start() };
                 let gradient = Operand { storage: g.storage(), start: g.start() };
@@ -266,7 +282,7 @@ impl FusedOp {
                 }
                 storage => {
                     let dims: Vec<usize> = (0..kept.len()).filter(|&d| kept[d] != shape[d]).collect();
-                    finished(storage, &Shape::from(shape), tracked)?.sum_keepdim(dims)?
+                    sum_in_pieces(&finished(storage, &Shape::from(shape), tracked)?, &dims, MOST_OF_CANDLE)?
                 }
             };
             Ok::<_, candle_core::Error>(Some(sums.reshape(of.shape())?.to_dtype(of.dtype())?))
@@ -276,6 +292,22 @@ impl FusedOp {
             summed(found.logits, shape.dims(), beside.bias, beside.bias.map_or(0, |bias| shape.rank() - bias.rank()))?,
             summed(found.sinks, &lines, beside.sinks, shape.rank().saturating_sub(3))?,
         ])
+    }
+}
+
+/// The sums over `dims`, which keep size 1, by candle's op with at most so many elements at once.
+fn sum_in_pieces(xs: &Tensor, dims: &[usize], most: usize) -> Result<Tensor> {
+    // Along the first dimension pieces are contiguous.
+    let Some(first) = xs.dims().iter().position(|&size| size > 1).filter(|_| xs.elem_count() > most) else {
+        return xs.sum_keepdim(dims);
+    };
+    let half = xs.dim(first)? / 2;
+    let before = sum_in_pieces(&xs.narrow(first, 0, half)?, dims, most)?;
+    let behind = sum_in_pieces(&xs.narrow(first, half, xs.dim(first)? - half)?, dims, most)?;
+    if dims.contains(&first) {
+        before + behind
+    } else {
+        Tensor::cat(&[before, behind], first)
     }
 }
 
@@ -442,36 +474,109 @@ impl CustomOp3 for FusedOp {
     }
 }
 
-/// Over the scores, which share no memory with what is beside them.
-pub(crate) struct InPlace<'a> {
-    pub op: FusedOp,
-    pub bias: Option<&'a Tensor>,
-    pub sinks: Option<&'a Tensor>,
-}
-
-impl InPlace<'_> {
-    fn run<S: Kernels>(&self, scores: &mut S, layout: &Layout) -> Result<()> {
-        let Some((start, _)) = layout.contiguous_offsets() else {
-            return Err(candle_core::Error::RequiresContiguous { op: NAME });
-        };
-        let guards = [self.bias, self.sinks].map(|tensor| tensor.map(Tensor::storage_and_layout));
-        let beside = Beside { bias: laid::<S>(&guards[0])?, sinks: laid::<S>(&guards[1])? };
-        self.op.around(layout.shape(), beside, |geometry, around| {
-            S::forward_inplace(&self.op.options, geometry, scores, start, around)
-        })
-    }
-}
-
-impl InplaceOp1 for InPlace<'_> {
+/// Over the scores alone, which share no memory with what is beside them, …
+impl InplaceOp1 for FusedOp {
     fn name(&self) -> &'static str {
         NAME
     }
 
     fn cpu_fwd(&self, scores: &mut CpuStorage, layout: &Layout) -> Result<()> {
-        self.run(scores, layout)
+        self.over(scores, layout, Beside { bias: None, sinks: None })
     }
 
     fn cuda_fwd(&self, scores: &mut CudaStorage, layout: &Layout) -> Result<()> {
-        self.run(scores, layout)
+        self.over(scores, layout, Beside { bias: None, sinks: None })
+    }
+}
+
+/// … with one tensor beside them, …
+impl InplaceOp2 for WithOne {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(
+        &self,
+        scores: &mut CpuStorage,
+        layout: &Layout,
+        other: &CpuStorage,
+        other_layout: &Layout,
+    ) -> Result<()> {
+        let (op, beside) = self.split((other, other_layout));
+        op.over(scores, layout, beside)
+    }
+
+    fn cuda_fwd(
+        &self,
+        scores: &mut CudaStorage,
+        layout: &Layout,
+        other: &CudaStorage,
+        other_layout: &Layout,
+    ) -> Result<()> {
+        let (op, beside) = self.split((other, other_layout));
+        op.over(scores, layout, beside)
+    }
+}
+
+/// … and with both: candle locks all of them, in an order of its own.
+impl InplaceOp3 for FusedOp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn cpu_fwd(
+        &self,
+        scores: &mut CpuStorage,
+        layout: &Layout,
+        bias: &CpuStorage,
+        bias_layout: &Layout,
+        sinks: &CpuStorage,
+        sinks_layout: &Layout,
+    ) -> Result<()> {
+        self.over(scores, layout, Beside { bias: Some((bias, bias_layout)), sinks: Some((sinks, sinks_layout)) })
+    }
+
+    fn cuda_fwd(
+        &self,
+        scores: &mut CudaStorage,
+        layout: &Layout,
+        bias: &CudaStorage,
+        bias_layout: &Layout,
+        sinks: &CudaStorage,
+        sinks_layout: &Layout,
+    ) -> Result<()> {
+        self.over(scores, layout, Beside { bias: Some((bias, bias_layout)), sinks: Some((sinks, sinks_layout)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sum_in_pieces;
+    use candle_core::{DType, Device, Tensor};
+
+    #[test]
+    fn sums_in_pieces() -> candle_core::Result<()> {
+        let xs = Tensor::arange(0u32, 2 * 3 * 5 * 7, &Device::Cpu)?.reshape((2, 1, 3, 5, 7))?.to_dtype(DType::F64)?;
+        let number =
+            |at: [usize; 4]| at.into_iter().zip([105, 35, 7, 1]).map(|(at, step)| at * step).sum::<usize>() as f64;
+        for most in [1, 6, 35, 100, 210] {
+            let over = |dims: &[usize]| sum_in_pieces(&xs, dims, most);
+            let (of_outer, of_inner, of_none) = (over(&[0, 2])?, over(&[3, 4])?, over(&[])?);
+            assert_eq!(of_outer.dims(), [1, 1, 1, 5, 7]);
+            assert_eq!(of_inner.dims(), [2, 1, 3, 1, 1]);
+            assert_eq!(of_none.dims(), xs.dims());
+            let (of_outer, of_inner) =
+                (of_outer.flatten_all()?.to_vec1::<f64>()?, of_inner.flatten_all()?.to_vec1::<f64>()?);
+            for (place, &sum) in of_outer.iter().enumerate() {
+                let terms = (0..6).map(|k| number([k / 3, k % 3, place / 7, place % 7]));
+                assert_eq!(sum, terms.sum::<f64>(), "{place}, at most {most}");
+            }
+            for (place, &sum) in of_inner.iter().enumerate() {
+                let terms = (0..35).map(|k| number([place / 3, place % 3, k / 7, k % 7]));
+                assert_eq!(sum, terms.sum::<f64>(), "{place}, at most {most}");
+            }
+            assert_eq!(of_none.flatten_all()?.to_vec1::<f64>()?, (0..210).map(f64::from).collect::<Vec<_>>());
+        }
+        Ok(())
     }
 }

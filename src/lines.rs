@@ -4,7 +4,8 @@
 //! `(…outer…, len, …inner…)` holds `outer × inner` of them; neighbours in a line are `inner` elements apart.
 
 use candle_core::backend::{BackendDevice, BackendStorage};
-use candle_core::{shape::Dim, DeviceLocation, Error, Layout, Result, Shape, D};
+use candle_core::{shape::Dim, DeviceLocation, Error, Layout, Result, Shape, Tensor, D};
+use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lines {
@@ -48,7 +49,18 @@ pub(crate) fn unsupported_dtype(dtype: candle_core::DType, op: &'static str) -> 
         .context(format!("{op}: dtype {dtype:?} is not one of f16, bf16, f32 and f64, convert with to_dtype first"))
 }
 
-/// An error where candle's copy to a contiguous tensor would go wrong: on CUDA it counts elements, and where they lie, in 32 bits.
+/// Elements that candle's own kernels on CUDA can do with, which count them, and where they lie, in 32 bits.
+pub(crate) const MOST_OF_CANDLE: usize = i32::MAX as usize;
+
+/// An error where candle's ops would go wrong for a gradient of this shape.
+pub(crate) fn check_gradient(op: &'static str, shape: &Shape, device: DeviceLocation) -> Result<()> {
+    if shape.elem_count() > MOST_OF_CANDLE && matches!(device, DeviceLocation::Cuda { .. }) {
+        candle_core::bail!("{op}: the gradient of shape {shape:?} takes candle's ops, which on CUDA can do with 2^31 - 1 elements; split the tensor")
+    }
+    Ok(())
+}
+
+/// An error where candle's copy to a contiguous tensor would go wrong.
 pub(crate) fn check_copy(op: &'static str, layout: &Layout, device: DeviceLocation) -> Result<()> {
     let (dims, strides) = (layout.dims(), layout.stride());
     let count = layout.shape().elem_count();
@@ -56,13 +68,32 @@ pub(crate) fn check_copy(op: &'static str, layout: &Layout, device: DeviceLocati
         return Ok(());
     }
     let last = dims.iter().zip(strides).map(|(&dim, &stride)| (dim - 1).saturating_mul(stride));
-    if count > i32::MAX as usize || last.fold(0, usize::saturating_add) > u32::MAX as usize {
+    if count > MOST_OF_CANDLE || last.fold(0, usize::saturating_add) > u32::MAX as usize {
         candle_core::bail!(
             "{op}: shape {dims:?} with strides {strides:?} cannot be made contiguous on CUDA: up to 2^31 - 1 elements can, of which the \
              last is within 2^32 of the first; take a contiguous tensor or split it"
         )
     }
     Ok(())
+}
+
+/// The same for tensors that share memory.
+pub(crate) fn storage_address(tensor: &Tensor) -> usize {
+    let (storage, _) = tensor.storage_and_layout();
+    std::ptr::from_ref(&*storage).addr()
+}
+
+/// Where a tensor begins in its storage. An empty one may be said to begin behind it, where no slice does.
+pub(crate) fn start_of(layout: &Layout) -> usize {
+    match layout.shape().elem_count() {
+        0 => 0,
+        _ => layout.start_offset(),
+    }
+}
+
+/// The elements of a contiguous tensor in its storage, as above.
+pub(crate) fn contiguous_range(layout: &Layout) -> Option<Range<usize>> {
+    layout.is_contiguous().then(|| start_of(layout)..start_of(layout) + layout.shape().elem_count())
 }
 
 /// A storage whose elements from `start` on are the tensor in row-major order.
@@ -79,8 +110,7 @@ where
     /// Borrows `storage` where `layout` is contiguous, and copies it once where it is not.
     pub fn new(op: &'static str, storage: &'a S, layout: &Layout) -> Result<Self> {
         if layout.is_contiguous() {
-            let start = layout.start_offset();
-            return Ok(Self::Borrowed { storage, start });
+            return Ok(Self::Borrowed { storage, start: start_of(layout) });
         }
         check_copy(op, layout, storage.device().location())?;
         // SAFETY: the copy that follows writes every element.
@@ -143,6 +173,16 @@ mod tests {
             }
             assert!(check_copy("softmax", &layout, DeviceLocation::Cpu).is_ok());
         }
+    }
+
+    #[test]
+    fn gradients_of_more_than_candle_counts() {
+        let fits = |dims: (usize, usize), device| check_gradient("logsumexp-backward", &Shape::from(dims), device);
+        let cuda = DeviceLocation::Cuda { gpu_id: 0 };
+        assert!(fits((1 << 16, (1 << 15) - 1), cuda).is_ok());
+        let error = fits((1 << 16, 1 << 15), cuda).unwrap_err().to_string();
+        assert!(error.contains("logsumexp-backward") && error.contains("[65536, 32768]"), "{error}");
+        assert!(fits((1 << 16, 1 << 15), DeviceLocation::Cpu).is_ok());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The logits are read once forward; backward reads them once more and writes the gradient. Both run on the CPU and on
 //! CUDA, and take f16, bf16, f32 and f64 logits with any strides.
 
-use crate::lines::unsupported_dtype;
+use crate::lines::{storage_address, unsupported_dtype};
 use crate::op::{check_dtype, normal_numbers};
 use crate::statistics::{computed_in, Classes, Ignored, LineStatistics, KEPT, LOG_P, LOG_SUM_EXP, SMOOTH, WEIGHT};
 use candle_core::{DType, Result, Tensor};
@@ -69,30 +69,85 @@ impl CrossEntropy {
 
     /// The target that costs nothing and has no gradient, be it a class or not; −100 unless set. Its logits are not looked at.
     /// `i64::MIN`: there is none.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_softmax::loss::CrossEntropy;
+    ///
+    /// let logits = Tensor::zeros((2, 4), DType::F32, &Device::Cpu)?;
+    /// let targets = Tensor::new(&[1u32, 0], &Device::Cpu)?;
+    /// let loss = CrossEntropy::new().ignore_index(0).forward(&logits, &targets)?; // of the first alone
+    /// assert!((loss.to_scalar::<f32>()? - 4f32.ln()).abs() < 1e-6);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
     pub fn ignore_index(mut self, target: i64) -> Self {
         self.ignored = Ignored(target);
         self
     }
 
     /// How much of the target's probability is spread evenly over all classes, from 0 to 1.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use candle_softmax::loss::CrossEntropy;
+    ///
+    /// let (logits, target) = (Tensor::new(&[[1f32, 0.0]], &Device::Cpu)?, Tensor::new(&[0u32], &Device::Cpu)?);
+    /// let plain = CrossEntropy::new().forward(&logits, &target)?.to_scalar::<f32>()?;
+    /// let smooth = CrossEntropy::new().label_smoothing(0.2).forward(&logits, &target)?.to_scalar::<f32>()?;
+    /// assert!((smooth - plain - 0.2 / 2.0).abs() < 1e-6); // half of it is the other class's, which costs 1 more
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
     pub fn label_smoothing(mut self, share: f64) -> Self {
         self.label_smoothing = share;
         self
     }
 
     /// A weight for each class: shape (classes,), in the logits' dtype or f32, on their device.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_softmax::loss::{CrossEntropy, Reduction};
+    ///
+    /// let logits = Tensor::zeros((2, 2), DType::F32, &Device::Cpu)?;
+    /// let (targets, weights) = (Tensor::new(&[0u32, 1], &Device::Cpu)?, Tensor::new(&[1f32, 3.0], &Device::Cpu)?);
+    /// let losses = CrossEntropy::new().weight(&weights).reduction(Reduction::None).forward(&logits, &targets)?;
+    /// assert!((losses.to_vec1::<f32>()?[1] - 3.0 * 2f32.ln()).abs() < 1e-6);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
     pub fn weight(mut self, weight: &Tensor) -> Self {
         self.weight = Some(weight.clone());
         self
     }
 
     /// The factor of the squared log-sum-exp that is added.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use candle_softmax::loss::CrossEntropy;
+    ///
+    /// let (logits, target) = (Tensor::new(&[[3f32]], &Device::Cpu)?, Tensor::new(&[0u32], &Device::Cpu)?);
+    /// let loss = CrossEntropy::new().z_loss(0.1).forward(&logits, &target)?;
+    /// assert!((loss.to_scalar::<f32>()? - 0.1 * 9.0).abs() < 1e-6);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
     pub fn z_loss(mut self, factor: f64) -> Self {
         self.z_loss = factor;
         self
     }
 
     /// What becomes of the losses; [`Reduction::Mean`] unless set.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_softmax::loss::{CrossEntropy, Reduction};
+    ///
+    /// let (logits, targets) = (Tensor::zeros((3, 5), DType::F32, &Device::Cpu)?, Tensor::zeros(3, DType::U32, &Device::Cpu)?);
+    /// let sum = CrossEntropy::new().reduction(Reduction::Sum).forward(&logits, &targets)?;
+    /// assert!((sum.to_scalar::<f32>()? - 3.0 * 5f32.ln()).abs() < 1e-5);
+    /// let each = CrossEntropy::new().reduction(Reduction::None).forward(&logits, &targets)?;
+    /// assert_eq!(each.dims(), [3]);
+    /// # Ok::<(), candle_core::Error>(())
+    /// ```
     pub fn reduction(mut self, reduction: Reduction) -> Self {
         self.reduction = reduction;
         self
@@ -113,7 +168,13 @@ impl CrossEntropy {
         let classes = logits.dim(class_dim)?;
         let dtype = computed_in(logits.dtype());
         let weights = match &self.weight {
-            Some(weight) => Some(weight.to_dtype(dtype)?.contiguous()?),
+            Some(weight) => {
+                // The op locks them beside the logits: who waits to write to what both are part of would wait for the one lock, and the
+                // other for it.
+                let shared = storage_address(weight) == storage_address(logits);
+                let weight = if shared { weight.copy()? } else { weight.clone() };
+                Some(weight.to_dtype(dtype)?.contiguous()?)
+            }
             None => None,
         };
         let weighted = weights.is_some();

@@ -1,7 +1,7 @@
 //! The one op behind every function and unit struct here: softmax or log-softmax, forward and backward.
 
 use crate::cpu;
-use crate::lines::{from_end, resolve_dim, unsupported_dtype, Contiguous, Lines};
+use crate::lines::{check_gradient, contiguous_range, from_end, resolve_dim, unsupported_dtype, Contiguous, Lines};
 use candle_core::backend::BackendStorage;
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Error, InplaceOp1, InplaceOp2, Layout, MetalStorage, Result,
@@ -58,16 +58,13 @@ impl SoftmaxOp {
                 layout.shape()
             )
         }
-        match out_layout.contiguous_offsets() {
-            Some((start, end)) => Ok(start..end),
-            None => Err(Error::RequiresContiguous { op: self.name }),
-        }
+        contiguous_range(out_layout).ok_or(Error::RequiresContiguous { op: self.name })
     }
 
     /// Where the elements are that an in-place call is to write.
-    pub fn inplace_offsets(&self, layout: &Layout) -> Result<(usize, usize)> {
-        match layout.contiguous_offsets() {
-            Some(offsets) => Ok(offsets),
+    pub fn inplace_range(&self, layout: &Layout) -> Result<Range<usize>> {
+        match contiguous_range(layout) {
+            Some(range) => Ok(range),
             None => candle_core::bail!(
                 "{}: only a contiguous tensor can be written in place, this one of shape {:?} has strides {:?}: call \
                  candle_softmax::ops::softmax",
@@ -151,13 +148,13 @@ impl InplaceOp1 for SoftmaxOp {
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
         let lines = self.lines(layout)?;
         check_dtype(storage.dtype(), self.name)?;
-        let (start, end) = self.inplace_offsets(layout)?;
+        let elements = self.inplace_range(layout)?;
         let schedule = self.schedule.unwrap_or(Schedule::Reduce);
         match storage {
-            CpuStorage::F32(xs) => cpu::softmax_inplace(&mut xs[start..end], lines, schedule, self.output),
-            CpuStorage::F64(xs) => cpu::softmax_inplace(&mut xs[start..end], lines, schedule, self.output),
-            CpuStorage::F16(xs) => cpu::softmax_inplace(&mut xs[start..end], lines, schedule, self.output),
-            CpuStorage::BF16(xs) => cpu::softmax_inplace(&mut xs[start..end], lines, schedule, self.output),
+            CpuStorage::F32(xs) => cpu::softmax_inplace(&mut xs[elements], lines, schedule, self.output),
+            CpuStorage::F64(xs) => cpu::softmax_inplace(&mut xs[elements], lines, schedule, self.output),
+            CpuStorage::F16(xs) => cpu::softmax_inplace(&mut xs[elements], lines, schedule, self.output),
+            CpuStorage::BF16(xs) => cpu::softmax_inplace(&mut xs[elements], lines, schedule, self.output),
             other => return Err(unsupported_dtype(other.dtype(), self.name)),
         }
         Ok(())
@@ -167,8 +164,7 @@ impl InplaceOp1 for SoftmaxOp {
     fn cuda_fwd(&self, storage: &mut CudaStorage, layout: &Layout) -> Result<()> {
         let lines = self.lines(layout)?;
         check_dtype(storage.dtype(), self.name)?;
-        let (start, end) = self.inplace_offsets(layout)?;
-        crate::cuda::softmax_inplace(self, lines, storage, start..end)
+        crate::cuda::softmax_inplace(self, lines, storage, self.inplace_range(layout)?)
     }
 
     #[cfg(not(feature = "cuda"))]
@@ -303,6 +299,7 @@ impl CustomOp2 for SoftmaxBackward {
     /// log-softmax: ∂y = −h·exp(y)·Σ g and ∂g = h − Σ h·exp(y).
     fn bwd(&self, y: &Tensor, g: &Tensor, _: &Tensor, h: &Tensor) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let dim = resolve_dim(self.dim, y.shape(), Self::NAME)?;
+        check_gradient(Self::NAME, y.shape(), y.device().location())?;
         let dtype = y.dtype();
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let (y, g, h) = (y.to_dtype(wide)?, g.to_dtype(wide)?, h.to_dtype(wide)?);

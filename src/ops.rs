@@ -14,6 +14,7 @@ use candle_core::{shape::Dim, Result, Tensor, D};
 fn apply(xs: &Tensor, dim: impl Dim, name: &'static str, output: Output) -> Result<Tensor> {
     let dim = resolve_dim(dim, xs.shape(), name)?;
     if xs.device().is_metal() {
+        check_dtype(xs.dtype(), name)?;
         return match output {
             Output::Probability => composed::softmax(xs, dim),
             Output::LogProbability => composed::log_softmax(xs, dim),
@@ -120,6 +121,7 @@ pub fn logsumexp_keepdim<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
     let name = "logsumexp";
     let dim = resolve_dim(dim, xs.shape(), name)?;
     if xs.device().is_metal() {
+        check_dtype(xs.dtype(), name)?;
         return composed::logsumexp_keepdim(xs, dim);
     }
     xs.apply_op1(LogSumExp { name, dim: from_end(dim, xs.shape()) })
@@ -203,7 +205,7 @@ pub fn softmax_inplace<I: Dim>(xs: &Tensor, dim: I) -> Result<()> {
     }
     let op = SoftmaxOp { name, schedule: None, output: Output::Probability, dim: from_end(dim, xs.shape()) };
     check_dtype(xs.dtype(), name)?;
-    op.inplace_offsets(xs.layout())?;
+    op.inplace_range(xs.layout())?;
     if xs.elem_count() == 0 {
         // candle takes the strides of some empty tensors for a broadcast's.
         return Ok(());

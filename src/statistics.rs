@@ -2,7 +2,7 @@
 //! that writes the gradient in one pass. What a loss makes of the numbers are candle's tensor ops.
 
 use crate::cpu;
-use crate::lines::{resolve_dim, unsupported_dtype, Contiguous, Lines};
+use crate::lines::{check_gradient, resolve_dim, unsupported_dtype, Contiguous, Lines, MOST_OF_CANDLE};
 #[cfg(not(feature = "cuda"))]
 use crate::op::no_cuda;
 use crate::op::{check_dtype, on_cpu};
@@ -118,7 +118,7 @@ impl CustomOp1 for LogSumExp {
             return Ok(Some(arg.zeros_like()?));
         }
         let dim = resolve_dim(self.dim, arg.shape(), self.name)?;
-        if arg.dim(dim)? < LEAST_OF_LOSS {
+        if arg.dim(dim)? < LEAST_OF_LOSS && arg.elem_count() <= MOST_OF_CANDLE {
             return Ok(Some(ops::softmax(arg, self.dim)?.broadcast_mul(grad_res)?));
         }
         let targets = Tensor::zeros(grad_res.elem_count(), DType::I64, arg.device())?;
@@ -376,6 +376,7 @@ impl CustomOp3 for LossBackward {
             return Err(candle_core::Error::BackwardNotSupported { op: Self::NAME });
         }
         let dim = self.classes.dim;
+        check_gradient(Self::NAME, x.shape(), x.device().location())?;
         let of_gradient = (ops::softmax(x, dim)? * grad_res)?.sum_keepdim(dim)?;
         let of_x = (res * grad_res.broadcast_sub(&of_gradient)?)?;
         Ok((Some(of_x), None, Some(only_log_sum_exp(&of_gradient.to_dtype(computed_in(x.dtype()))?)?)))

@@ -162,7 +162,7 @@ impl Level {
     }
 
     /// The best one there is or, where the environment variable `CANDLE_SOFTMAX_CPU` is `avx2` or `portable` at the first
-    /// call, the best up to that: for tests of what runs on other machines.
+    /// call, the best up to that: for tests of what runs on other machines. Any other value is no limit.
     pub fn best() -> Self {
         static BEST: OnceLock<Level> = OnceLock::new();
         *BEST.get_or_init(|| Self::up_to(&std::env::var("CANDLE_SOFTMAX_CPU").unwrap_or_default()))
