@@ -1,9 +1,12 @@
-//! What a call allocates: its output, less than a megabyte beside it, and one copy of an input whose strides need one.
+//! What a call allocates: its output, less than a megabyte beside it, and one copy of an input whose strides need one. In place
+//! nothing; and what is a number or a few for a line takes no more than that.
 //! A program of its own, so that nothing else allocates meanwhile.
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
+use candle_softmax::loss::CrossEntropy;
+use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax, Softmax};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const MEGABYTE: usize = 1 << 20;
@@ -81,11 +84,63 @@ mod cuda_pool {
     }
 }
 
+/// The CPU and, where there is one, a GPU.
+fn devices() -> Result<Vec<Device>> {
+    #[cfg(feature = "cuda")]
+    let gpus = candle_core::cuda_backend::cudarc::driver::CudaContext::device_count().unwrap_or(0);
+    #[cfg(not(feature = "cuda"))]
+    let gpus = 0;
+    if gpus > 0 {
+        return Ok(vec![Device::Cpu, Device::new_cuda(0)?]);
+    }
+    // Not by a macro, of which libtest shows nothing where a test passes.
+    let _ = writeln!(std::io::stderr(), "skipped on CUDA: there is no GPU, or feature `cuda` is off");
+    Ok(vec![Device::Cpu])
+}
+
 /// A call to measure.
 type Call = fn(&Tensor) -> Result<Tensor>;
 
+/// One test, since the counters are the program's.
 #[test]
 fn output_and_less_than_a_megabyte() -> Result<()> {
+    outputs_of_a_softmax()?;
+    outputs_of_a_builder_and_of_what_reads_only()
+}
+
+fn outputs_of_a_builder_and_of_what_reads_only() -> Result<()> {
+    for device in devices()? {
+        for dtype in [DType::F32, DType::BF16] {
+            let scores = Tensor::rand(-1f32, 1., (4, 8, 256, 512), &device)?.to_dtype(dtype)?;
+            let bytes = scores.elem_count() * dtype.size_in_bytes();
+            let bias = Tensor::rand(-1f32, 1., (8, 256, 512), &device)?.to_dtype(dtype)?;
+            let (mask, sinks) = (Tensor::ones((4, 1, 1, 512), DType::U8, &device)?, Tensor::zeros(8, dtype, &device)?);
+            let builder = Softmax::new().scale(0.5).bias(&bias).mask(&mask).sinks(&sinks).dropout(0.1, 1);
+            let targets = Tensor::zeros(4 * 8 * 256, DType::U32, &device)?;
+            let logits = scores.reshape((4 * 8 * 256, 512))?;
+            type Call<'a> = &'a dyn Fn() -> Result<Tensor>;
+            let (in_place, of_loss) = (|| scores.narrow(0, 0, 0), CrossEntropy::new().label_smoothing(0.1));
+            let calls: [(&str, usize, Call); 8] = [
+                ("builder", bytes, &|| builder.forward(&scores)),
+                ("builder, causal and log", bytes, &|| Softmax::new().causal().log().forward(&scores)),
+                ("builder in place", 0, &|| builder.forward_inplace(&scores).and_then(|()| in_place())),
+                ("in place", 0, &|| ops::softmax_inplace(&scores, 3).and_then(|()| in_place())),
+                ("in place of dim 2", 0, &|| ops::softmax_inplace(&scores, 2).and_then(|()| in_place())),
+                ("log-sum-exp", 0, &|| ops::logsumexp(&scores, 3)),
+                ("cross-entropy", 0, &|| of_loss.forward(&logits, &targets)),
+                ("top-k", 0, &|| Ok(ops::topk_softmax(&logits, 2, true)?.0)),
+            ];
+            for (name, output, call) in calls {
+                call()?; // threads and kernels are there from now on
+                let found = peak(&device, call)?;
+                assert!((output..output + MEGABYTE).contains(&found), "{name} {dtype:?} on {device:?}: {found}");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn outputs_of_a_softmax() -> Result<()> {
     let ops: [(&str, Call); 6] = [
         ("safe", |xs| xs.apply_op1(SafeSoftmax)),
         ("online", |xs| xs.apply_op1(OnlineSoftmax)),
@@ -94,12 +149,7 @@ fn output_and_less_than_a_megabyte() -> Result<()> {
         ("softmax of dim 0", |xs| ops::softmax(xs, 0)),
         ("log-softmax", |xs| ops::log_softmax(xs, 1)),
     ];
-    let mut devices = vec![Device::Cpu];
-    match Device::new_cuda(0) {
-        Ok(gpu) => devices.push(gpu),
-        Err(_) => eprintln!("skipped on CUDA: there is no GPU, or feature `cuda` is off"),
-    }
-    for device in devices {
+    for device in devices()? {
         for dtype in [DType::F32, DType::BF16] {
             for shape in [(2048, 2048), (1, 1 << 22), (1 << 22, 1), (3, 1 << 20)] {
                 let xs = Tensor::rand(-1f32, 1., shape, &device)?.to_dtype(dtype)?;

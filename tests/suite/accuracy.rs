@@ -1,7 +1,7 @@
 //! The bounds hold for lines of any length, and for the lines that hurt: uniform, rising, falling, far from zero.
 
 use crate::support::{
-    begin_low, check, devices, far_from_each_other, gpu, normal, pool, tensor, within_cap, Op, DTYPES,
+    begin_low, check, devices, far_from_each_other, gpu_for, normal, pool, tensor, within_cap, Op, DTYPES,
 };
 use candle_core::{DType, Result};
 
@@ -188,10 +188,7 @@ fn a_great_element_between_chunks() -> Result<()> {
 /// others; among them what is far from zero or no number. Of the second length, halves are whole steps of a block's threads.
 #[test]
 fn long_lines_that_begin_low() -> Result<()> {
-    let Some(gpu) = gpu() else {
-        eprintln!("skipped: there is no GPU, or feature `cuda` is off");
-        return Ok(());
-    };
+    let Some(gpu) = gpu_for(64 * 99_000) else { return Ok(()) };
     for (len, dtype, far) in [
         (99_000, DType::BF16, 1e30),
         (99_000, DType::BF16, 1.04e6),
@@ -236,10 +233,7 @@ fn long_lines_that_begin_low() -> Result<()> {
 /// the last strip is narrower in some.
 #[test]
 fn columns_that_begin_low() -> Result<()> {
-    let Some(gpu) = gpu() else {
-        eprintln!("skipped: there is no GPU, or feature `cuda` is off");
-        return Ok(());
-    };
+    let Some(gpu) = gpu_for(0) else { return Ok(()) };
     for (outer, len, inner, dtype) in [
         (2, 1501, 4096, DType::BF16),
         (1, 4101, 4104, DType::F16),

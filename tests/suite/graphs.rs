@@ -1,17 +1,14 @@
 //! Calls captured in a CUDA graph, which is launched again with other logits.
 
 #[cfg(feature = "cuda")]
-use crate::support::{check_result, gpu, normal, tensor, within_cap, Op};
+use crate::support::{check_result, gpu_for, normal, tensor, within_cap, Op};
 #[cfg(feature = "cuda")]
 use candle_core::{cuda_backend::cudarc::driver::sys, DType, Device, Result};
 
 #[cfg(feature = "cuda")]
 #[test]
 fn captured_and_launched_again() -> Result<()> {
-    let Some(Device::Cuda(cuda)) = gpu() else {
-        eprintln!("skipped: there is no GPU");
-        return Ok(());
-    };
+    let Some(Device::Cuda(cuda)) = gpu_for(0) else { return Ok(()) };
     let (device, stream) = (Device::Cuda(cuda.clone()), cuda.cuda_stream());
     // Lines of every length that has a kernel of its own, few and many of them, and other dimensions
     let shapes = [

@@ -1,6 +1,6 @@
 //! Log-sum-exp against an f64 reference, and its gradient.
 
-use crate::support::{check_gradient, devices, gpu, normal, tensor, values, within_cap, DTYPES};
+use crate::support::{check_gradient, devices, gpu_for, normal, tensor, values, within_cap, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var, D};
 use candle_softmax::ops;
 
@@ -32,7 +32,7 @@ fn check_line(line: &[f64], found: f64, dtype: DType, what: &str) {
 }
 
 /// Along `dim`, with and without the dimension kept.
-fn check(xs: &Tensor, dim: usize) -> Result<()> {
+pub fn check(xs: &Tensor, dim: usize) -> Result<()> {
     let (dims, dtype) = (xs.dims(), xs.dtype());
     let (len, inner): (usize, usize) = (dims[dim], dims[dim + 1..].iter().product());
     let kept = ops::logsumexp_keepdim(xs, dim)?;
@@ -136,10 +136,7 @@ fn short_lines_and_narrow_rows() -> Result<()> {
 #[test]
 fn lines_that_fill_a_gpu() -> Result<()> {
     let count = 8 * 150 * 16_384;
-    let Some(device) = gpu().filter(|_| within_cap(count)) else {
-        eprintln!("skipped: there is no GPU, or feature `cuda` is off, or larger tensors are left out");
-        return Ok(());
-    };
+    let Some(device) = gpu_for(count) else { return Ok(()) };
     for dtype in [DType::F16, DType::BF16] {
         check(&tensor(&normal(count, 3.0, 4), (8, 150, 16_384), dtype, &device)?, 1)?;
     }

@@ -1,24 +1,24 @@
 //! Cross-entropy against the formula in f64, against candle-nn's, and against finite differences.
 
-use crate::support::{check_gradient, devices, gpu, normal, tensor, values, within_cap, DTYPES};
+use crate::support::{check_gradient, devices, gpu_for, normal, tensor, values, within_cap, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_softmax::loss::{self, CrossEntropy, Reduction};
 
 /// Every option, and targets of some lines.
 #[derive(Clone, Debug)]
-struct Case {
+pub struct Case {
     shape: Vec<usize>,
     targets: Vec<i64>,
     ignore_index: i64,
     smoothing: f64,
     weights: Option<Vec<f64>>,
     z: f64,
-    reduction: Reduction,
+    pub reduction: Reduction,
 }
 
 impl Case {
     /// Random targets, a quarter of them ignored, and no options.
-    fn new(shape: &[usize]) -> Self {
+    pub fn new(shape: &[usize]) -> Self {
         let (lines, classes) = (shape.iter().product::<usize>() / shape[class_dim(shape)], shape[class_dim(shape)]);
         let targets = normal(lines, 1e6, 99).into_iter().map(|x| x.abs() as i64 % classes as i64);
         let targets = targets.enumerate().map(|(i, t)| if lines > 1 && i % 4 == 1 { -100 } else { t }).collect();
@@ -30,7 +30,7 @@ impl Case {
         self.shape[class_dim(&self.shape)]
     }
 
-    fn with_everything(mut self) -> Self {
+    pub fn with_everything(mut self) -> Self {
         (self.smoothing, self.z) = (0.2, 0.01);
         self.weights = Some(normal(self.classes(), 1.0, 98).iter().map(|x| x.abs() + 0.1).collect());
         self
@@ -94,7 +94,7 @@ impl Case {
     }
 
     /// Losses and gradients of `logits`, which has this case's shape, against the formula.
-    fn check(&self, logits: &Tensor) -> Result<()> {
+    pub fn check(&self, logits: &Tensor) -> Result<()> {
         let dtype = logits.dtype();
         let what = format!("{:?} {dtype:?} {:?} {:?}", logits.device(), self.shape, self.reduction);
         let what = format!("{what}, smoothing {}, z {}, weights {}", self.smoothing, self.z, self.weights.is_some());
@@ -127,6 +127,17 @@ impl Case {
         for (i, (found, exact)) in values(gradient)?.into_iter().zip(exact_gradient).enumerate() {
             let bound = of_gradient * exact.abs() + 2e-6 * size + if dtype == DType::F16 { 1e-7 } else { 0.0 };
             assert!((found - exact).abs() <= bound, "{what}: gradient {i} is {found} for {exact}");
+        }
+        Ok(())
+    }
+
+    /// The losses of lines by these targets, which are this case's, where there are no options.
+    fn check_losses(&self, logits: &Tensor, targets: &Tensor) -> Result<()> {
+        let found = values(&CrossEntropy::new().reduction(Reduction::None).forward(logits, targets)?)?;
+        let (exact, _) = self.expected(&values(logits)?, None, &vec![0.0; self.targets.len()]);
+        assert_eq!(found.len(), exact.len());
+        for (found, exact) in found.iter().zip(exact) {
+            assert!((found - exact).abs() <= 4e-6 * (1.0 + exact), "{:?}: {found} for {exact}", targets.dtype());
         }
         Ok(())
     }
@@ -226,10 +237,7 @@ fn few_classes_and_narrow_rows() -> Result<()> {
 fn lines_that_fill_a_gpu() -> Result<()> {
     let shape = [4, 21, 512 * 512];
     let count = shape.iter().product();
-    let Some(device) = gpu().filter(|_| within_cap(count)) else {
-        eprintln!("skipped: there is no GPU, or feature `cuda` is off, or larger tensors are left out");
-        return Ok(());
-    };
+    let Some(device) = gpu_for(count) else { return Ok(()) };
     for dtype in [DType::F16, DType::BF16] {
         let logits = tensor(&normal(count, 3.0, 6), shape.to_vec(), dtype, &device)?;
         let plain = Case { reduction: Reduction::None, ..Case::new(&shape) };
@@ -312,6 +320,36 @@ fn one_class_far_below_the_others() -> Result<()> {
     Ok(())
 }
 
+/// Classes that nothing is left of cost infinitely much, and those beside them that are as low as numbers get no less.
+#[test]
+fn classes_of_nothing_beside_the_lowest() -> Result<()> {
+    for device in devices() {
+        for shape in [vec![4, 40], vec![4, 2000], vec![2, 60_000], vec![2, 40, 3], vec![1, 3000, 5], vec![1, 900, 300]]
+        {
+            let (classes, inner) = (shape[1], shape[2..].iter().product::<usize>());
+            if !within_cap(shape.iter().product()) {
+                continue;
+            }
+            for (dtype, lowest) in [(DType::F32, f64::from(f32::MIN)), (DType::BF16, -3.3e38), (DType::F64, f64::MIN)] {
+                // The first ones, every other, and all but the last
+                let nothing: [&dyn Fn(usize) -> bool; 3] =
+                    [&|class| class < 5, &|class| class % 2 == 0, &|class| class + 1 < classes];
+                for nothing in nothing {
+                    let class = |i: usize| i / inner % classes;
+                    let of = |i: usize| if nothing(class(i)) { f64::NEG_INFINITY } else { lowest };
+                    let logits: Vec<f64> = (0..shape.iter().product()).map(of).collect();
+                    let logits = tensor(&logits, shape.clone(), dtype, &device)?;
+                    let targets = vec![classes as i64 - 1; shape.iter().product::<usize>() / classes];
+                    let case = Case { targets, smoothing: 0.1, reduction: Reduction::None, ..Case::new(&shape) };
+                    let losses = values(&case.loss(&logits)?)?;
+                    assert!(losses.iter().all(|&loss| loss == f64::INFINITY), "{shape:?} {dtype:?}: {losses:?}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Of two lines side by side, as many as a vector has lanes for.
 #[test]
 fn more_classes_than_an_f32_counts() -> Result<()> {
@@ -342,11 +380,11 @@ fn strided_logits_and_targets() -> Result<()> {
         let doubled: Vec<i64> = case.targets.iter().flat_map(|&t| [t, 7]).collect();
         let strided = every(&doubled)?.reshape((6, 2))?.narrow(1, 0, 1)?.squeeze(1)?;
         assert!(!strided.is_contiguous());
-        let found = CrossEntropy::new().forward(&logits, &strided)?.to_scalar::<f32>()?;
-        assert_eq!(found, CrossEntropy::new().forward(&logits, &every(&case.targets)?)?.to_scalar::<f32>()?);
         let broadcast = Tensor::new(&[3i64], &device)?.broadcast_as(6)?;
-        let found = CrossEntropy::new().forward(&logits, &broadcast)?.to_scalar::<f32>()?;
-        assert_eq!(found, CrossEntropy::new().forward(&logits, &every(&[3; 6])?)?.to_scalar::<f32>()?);
+        let plain = Case { reduction: Reduction::None, ..Case::new(&[6, 50]) };
+        for (targets, tensor) in [(case.targets, strided), (vec![3; 6], broadcast)] {
+            Case { targets, ..plain.clone() }.check_losses(&logits, &tensor)?;
+        }
     }
     Ok(())
 }
@@ -451,11 +489,10 @@ fn targets_out_of_range() -> Result<()> {
 fn index_dtypes() -> Result<()> {
     for device in devices() {
         let logits = tensor(&normal(40, 2.0, 10), (8, 5), DType::F32, &device)?;
-        let targets = Tensor::new(&[0u32, 1, 2, 3, 4, 2, 2, 0], &device)?;
-        let expected = CrossEntropy::new().forward(&logits, &targets)?.to_scalar::<f32>()?;
-        for dtype in [DType::U8, DType::I64] {
-            let found = CrossEntropy::new().forward(&logits, &targets.to_dtype(dtype)?)?.to_scalar::<f32>()?;
-            assert_eq!(found, expected);
+        let case = Case { targets: vec![0, 1, 2, 3, 4, 2, 2, 0], reduction: Reduction::None, ..Case::new(&[8, 5]) };
+        let targets = Tensor::new(case.targets.as_slice(), &device)?;
+        for dtype in [DType::U8, DType::U32, DType::I64] {
+            case.check_losses(&logits, &targets.to_dtype(dtype)?)?;
         }
         let some = Tensor::new(&[0u32, u32::MAX, 2, 3, 4, 2, 2, 0], &device)?;
         let found = CrossEntropy::new().ignore_index(u32::MAX as i64).forward(&logits, &some)?;

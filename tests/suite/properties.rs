@@ -1,8 +1,9 @@
-//! Random shapes, dimensions, layouts and values, drawn so that every kernel and CPU path is reached.
+//! Random shapes, dimensions, layouts and values, drawn so that they fall on all sides of where kernels and CPU paths change.
 
-use crate::support::{check, check_result, devices, gpu, normal, tensor, values, within_cap, Op, DTYPES};
+use crate::support::{check, check_result, devices, gpu, gpu_for, normal, tensor, values, within_cap, Op, DTYPES};
+use crate::{gradients, logsumexp, loss, topk};
 use candle_core::{DType, Device, Result, Tensor};
-use candle_softmax::ops;
+use candle_softmax::{loss::Reduction, ops};
 use proptest::prelude::*;
 
 /// How a tensor lies in memory.
@@ -98,10 +99,7 @@ fn side_by_side(
 /// More strips of lines side by side than a GPU works on at once, so that it goes from one to another.
 #[test]
 fn more_strips_than_run_at_once() -> Result<()> {
-    let Some(gpu) = gpu() else {
-        eprintln!("skipped: there is no GPU, or feature `cuda` is off");
-        return Ok(());
-    };
+    let Some(gpu) = gpu_for(0) else { return Ok(()) };
     for (dtype, shape) in [(DType::F32, [300, 260, 32]), (DType::BF16, [270, 258, 64]), (DType::F16, [9, 4100, 128])] {
         for skipped in [0, 1, 8] {
             if within_cap(shape.iter().product()) {
@@ -117,10 +115,7 @@ fn more_strips_than_run_at_once() -> Result<()> {
 /// Few lines that fill a GPU, from the tensor's first element on and from the second: the ends of each are in chunks with others.
 #[test]
 fn lines_of_a_whole_gpu() -> Result<()> {
-    let Some(gpu) = gpu() else {
-        eprintln!("skipped: there is no GPU, or feature `cuda` is off");
-        return Ok(());
-    };
+    let Some(gpu) = gpu_for(0) else { return Ok(()) };
     for (dtype, lines, len) in [
         (DType::F32, 1, 8_400_001),
         (DType::F32, 3, 1_500_007),
@@ -144,10 +139,7 @@ fn lines_of_a_whole_gpu() -> Result<()> {
 /// multiprocessors once, long ones in clusters of many blocks, and lines side by side that two blocks share.
 #[test]
 fn halves_of_a_whole_gpu() -> Result<()> {
-    let Some(gpu) = gpu() else {
-        eprintln!("skipped: there is no GPU, or feature `cuda` is off");
-        return Ok(());
-    };
+    let Some(gpu) = gpu_for(0) else { return Ok(()) };
     for (dtype, shape) in [
         (DType::BF16, [120_001, 32, 1]),
         (DType::F16, [131_000, 16, 1]),
@@ -173,10 +165,7 @@ fn halves_of_a_whole_gpu() -> Result<()> {
 /// So many short lines that each thread takes as many words of one as it has room for.
 #[test]
 fn many_lines_that_are_no_packs() -> Result<()> {
-    let Some(gpu) = gpu() else {
-        eprintln!("skipped: there is no GPU, or feature `cuda` is off");
-        return Ok(());
-    };
+    let Some(gpu) = gpu_for(0) else { return Ok(()) };
     for (dtype, lines, len) in [
         (DType::BF16, 180_000, 7),
         (DType::F16, 140_000, 25),
@@ -242,8 +231,9 @@ fn kinds() -> impl Strategy<Value = Values> {
 }
 
 fn config() -> ProptestConfig {
-    // Fewer where everything is slow
-    let cases = if within_cap(1_000_000) { 150 } else { 40 };
+    // Fewer where everything is slow, and where the suite runs once more
+    let once_more = std::env::var_os("CANDLE_SOFTMAX_CPU").is_some();
+    let cases = if within_cap(1_000_000) && !once_more { 150 } else { 40 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
@@ -326,6 +316,58 @@ proptest! {
                 check_result(Op::Softmax, &xs, 1, &over).unwrap();
                 let all = values(&all).unwrap();
                 prop_assert!(all[..9].iter().chain(&all[9 + count..]).all(|&x| x == 1.0));
+            }
+        }
+    }
+
+    /// Gradients of softmax and log-softmax, along the second of three dimensions
+    #[test]
+    fn gradients(outer in 1usize..300, len in length(), inner in prop_oneof![Just(1usize), 2usize..9, 9usize..300],
+                 dtype in prop::sample::select(DTYPES.to_vec())) {
+        let inner = inner.min((100_000 / len).max(1));
+        let outer = outer.min((100_000 / (len * inner)).max(1));
+        for device in devices() {
+            gradients::check_formula((outer, len, inner), dtype, &device).unwrap();
+        }
+    }
+
+    #[test]
+    fn log_sum_exp((shape, dim) in shape_and_dim(), view in views(), kind in kinds(), dtype in prop::sample::select(DTYPES.to_vec()), seed in any::<u64>()) {
+        if within_cap(shape.iter().product::<usize>() + 100) {
+            for device in devices() {
+                logsumexp::check(&build(&shape, dim, view, kind, dtype, seed, &device).unwrap(), dim).unwrap();
+            }
+        }
+    }
+
+    /// Losses and their gradients, of classes along the last of two dimensions or the second of three or four
+    #[test]
+    fn cross_entropy(lines in 1usize..300, classes in length(), others in prop::collection::vec(1usize..20, 0..3), everything: bool,
+                     reduction in prop::sample::select(vec![Reduction::None, Reduction::Sum, Reduction::Mean]),
+                     dtype in prop::sample::select(DTYPES.to_vec()), seed in any::<u64>()) {
+        let inner = others.iter().product::<usize>();
+        let lines = lines.min((100_000 / (classes * inner)).max(1));
+        let shape = [&[lines, classes], &others[..]].concat();
+        if within_cap(lines * classes * inner) {
+            let mut case = loss::Case::new(&shape);
+            case.reduction = reduction;
+            let case = if everything { case.with_everything() } else { case };
+            for device in devices() {
+                let logits = tensor(&normal(lines * classes * inner, 3.0, seed), shape.clone(), dtype, &device).unwrap();
+                case.check(&logits).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn top_k(lines in 1usize..300, len in length(), k in any::<prop::sample::Index>(), view in views(), kind in kinds(),
+             dtype in prop::sample::select(DTYPES.to_vec()), seed in any::<u64>()) {
+        let shape = [lines.min((100_000 / len).max(1)), len];
+        if within_cap(shape.iter().product::<usize>() + 100) {
+            // Few of long lines, most often
+            let k = 1 + k.index(len) % if seed % 4 == 0 { len } else { len.min(64) };
+            for device in devices() {
+                topk::check(&build(&shape, 1, view, kind, dtype, seed, &device).unwrap(), k).unwrap();
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The sixteen cases that the Triton write-up of this ladder lists for its softmax, each for every op.
+//! Small known results, invariants, and shapes of each size, for every op.
 
 use crate::support::{check, devices, normal, tensor, values, within_cap, Op, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, D};

@@ -1,8 +1,11 @@
 //! Special values, empty tensors, layouts and errors.
 
-use crate::support::{check, check_result, devices, gpu_count, normal, tensor, values, within_cap, Op, DTYPES};
+use crate::support::{
+    check, check_result, devices, gpu_count, normal, say_skipped, tensor, values, within_cap, Op, DTYPES,
+};
 use candle_core::{DType, Device, Result, Tensor, Var, D};
-use candle_softmax::ops;
+use candle_softmax::loss::CrossEntropy;
+use candle_softmax::{ops, ReduceSoftmax, Softmax};
 
 const INF: f64 = f64::INFINITY;
 const NAN: f64 = f64::NAN;
@@ -134,6 +137,42 @@ fn lines_of_length_one() -> Result<()> {
     Ok(())
 }
 
+/// Parts of nothing, which candle says to begin behind it.
+#[test]
+fn empty_parts_come_back_empty() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            let all = Tensor::zeros((0, 5), dtype, &device)?;
+            let part = all.narrow(1, 3, 2)?;
+            for dim in 0..2 {
+                for op in Op::ANY_DIM {
+                    assert_eq!(op.apply(&part, dim)?.dims(), [0, 2]);
+                }
+                ops::softmax_inplace(&part, dim)?;
+            }
+            for op in Op::ALL {
+                assert_eq!(op.apply(&part, 1)?.dims(), [0, 2]);
+            }
+            part.inplace_op1(&ReduceSoftmax)?;
+            assert_eq!(ops::logsumexp(&part, 1)?.dims(), [0]);
+            assert_eq!(values(&ops::logsumexp(&part, 0)?)?, [f64::NEG_INFINITY; 2]);
+            assert_eq!(ops::topk_softmax(&part, 1, true)?.0.dims(), [0, 1]);
+            assert_eq!(Softmax::new().bias(&part.narrow(1, 0, 1)?).forward(&part)?.dims(), [0, 2]);
+        }
+        let var = Var::zeros((0, 5), DType::F32, &device)?;
+        let part = var.narrow(1, 3, 2)?;
+        let targets = Tensor::zeros(0, DType::I64, &device)?;
+        for ys in [ops::softmax(&part, 1)?, ops::logsumexp(&part, 1)?, CrossEntropy::new().forward(&part, &targets)?] {
+            assert!(ys.track_op());
+            if device.is_cpu() {
+                // candle sums no empty tensor on CUDA.
+                ys.sum_all()?.backward()?;
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn empty_tensors_come_back_empty() -> Result<()> {
     for device in devices() {
@@ -241,7 +280,7 @@ fn unsupported_dtypes_are_errors_that_say_so() -> Result<()> {
 #[test]
 fn any_device_ordinal() -> Result<()> {
     if gpu_count() < 2 {
-        eprintln!("skipped: there is no second GPU");
+        say_skipped("other GPUs", "there is no second one");
     }
     for ordinal in 1..gpu_count() {
         let device = Device::new_cuda(ordinal)?;

@@ -1,7 +1,7 @@
 //! Several streams of one device, whose kernels run at the same time.
 
 #[cfg(feature = "cuda")]
-use crate::support::{check_result, gpu, normal, tensor, within_cap, Op};
+use crate::support::{check_result, gpu_for, normal, tensor, within_cap, Op};
 #[cfg(feature = "cuda")]
 use candle_core::{CudaDevice, DType, Device, Result};
 
@@ -10,8 +10,7 @@ use candle_core::{CudaDevice, DType, Device, Result};
 #[cfg(feature = "cuda")]
 #[test]
 fn four_streams_at_once() -> Result<()> {
-    if gpu().is_none() {
-        eprintln!("skipped: there is no GPU");
+    if gpu_for(0).is_none() {
         return Ok(());
     }
     // Lines that take a whole GPU, a cluster, several of them, and memory that all blocks keep

@@ -4,23 +4,42 @@ use candle_core::{DType, Device, Result, Shape, Tensor, D};
 use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
 use half::{bf16, f16};
 use rand::{rngs::StdRng, Rng, SeedableRng};
+use std::io::Write;
+use std::sync::{Once, OnceLock};
 
 pub const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
 /// The CPU and, where there is one, a GPU.
 pub fn devices() -> Vec<Device> {
-    let mut devices = vec![Device::Cpu];
-    match gpu() {
-        Some(gpu) => devices.push(gpu),
-        None => eprintln!("skipped on CUDA: there is no GPU, or feature `cuda` is off"),
+    static SAID: Once = Once::new();
+    let gpu = gpu();
+    if gpu.is_none() {
+        SAID.call_once(|| say_skipped("on CUDA", "there is no GPU, or feature `cuda` is off"));
     }
-    devices
+    [Device::Cpu].into_iter().chain(gpu).collect()
 }
 
 /// One handle per process: candle makes a new stream handle and cuBLAS workspace for each.
 pub fn gpu() -> Option<Device> {
-    static GPU: std::sync::OnceLock<Option<Device>> = std::sync::OnceLock::new();
-    GPU.get_or_init(|| Device::new_cuda(0).ok()).clone()
+    static GPU: OnceLock<Option<Device>> = OnceLock::new();
+    let open = || (gpu_count() > 0).then(|| Device::new_cuda(0).expect("the GPU opens"));
+    GPU.get_or_init(open).clone()
+}
+
+/// The GPU for a test of `elements` at once, which is skipped without one.
+pub fn gpu_for(elements: usize) -> Option<Device> {
+    let missing = match gpu() {
+        Some(gpu) if within_cap(elements) => return Some(gpu),
+        Some(_) => "larger tensors are left out",
+        None => "there is no GPU, or feature `cuda` is off",
+    };
+    say_skipped(std::thread::current().name().unwrap_or("a test"), missing);
+    None
+}
+
+/// Where it is seen even if the test passes: of what is printed by macros libtest shows only what comes from tests that fail.
+pub fn say_skipped(what: &str, why: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped {what}: {why}");
 }
 
 /// Threads of the CPU to do it by. One alone writes large results past the caches, several do not.
@@ -156,9 +175,7 @@ pub fn check_element(
         match (log, dtype) {
             // Rounded to f32 or f64 the slack covers it, but for what overflows.
             (_, DType::F32 | DType::F64) => {
-                found == exact
-                    || (found - exact).abs() <= slack
-                    || (dtype == DType::F32 && found == exact as f32 as f64)
+                (found - exact).abs() <= slack || (dtype == DType::F32 && found == exact as f32 as f64)
             }
             (false, DType::F16) => ulps_apart(f16_of(found).to_bits(), f16_of(exact).to_bits()) <= 1,
             (false, _) => ulps_apart(bf16_of(found).to_bits(), bf16_of(exact).to_bits()) <= 1,

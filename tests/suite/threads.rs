@@ -1,8 +1,10 @@
 //! Many threads at once on one device.
 
 use crate::support::{check, check_result, devices, normal, pool, tensor, values, within_cap, Op, DTYPES};
-use candle_core::{DType, Device, Result, Tensor};
-use candle_softmax::{ops, testing, Softmax};
+use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_softmax::{loss::CrossEntropy, ops, testing, Softmax};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 
 /// Each thread with tensors of its own; all of them race to load the kernels. Every result is checked, and is the same to
 /// the bit as that of a thread alone.
@@ -131,4 +133,57 @@ fn the_same_bits_by_any_number_of_threads() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Fails where `work` is not done within a minute: its threads wait for each other then.
+fn within_a_minute(work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(work()));
+    is_done.recv_timeout(std::time::Duration::from_secs(60)).expect("threads wait for each other")
+}
+
+/// Calls `call` a few hundred times while another thread calls `other`, for as long as that takes.
+fn while_another(call: impl Fn() -> Result<()>, other: impl Fn() -> Result<()> + Send + 'static) -> Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let thread = std::thread::spawn(move || -> Result<()> {
+        while !stopped.load(Ordering::Relaxed) {
+            other()?;
+        }
+        Ok(())
+    });
+    (0..400).try_for_each(|_| call())?;
+    stop.store(true, Ordering::Relaxed);
+    thread.join().expect("no thread panics")
+}
+
+/// Scores, bias and weights that are parts of a variable to which another thread writes meanwhile.
+#[test]
+fn a_storage_is_locked_once() -> Result<()> {
+    within_a_minute(|| {
+        let var = Var::zeros((2, 4, 4), DType::F32, &Device::Cpu)?;
+        let (written, numbers) = (var.clone(), Tensor::ones((2, 4, 4), DType::F32, &Device::Cpu)?);
+        let targets = Tensor::zeros(4, DType::U32, &Device::Cpu)?;
+        let call = || {
+            let (scores, bias) = (var.narrow(0, 0, 1)?, var.narrow(0, 1, 1)?);
+            Softmax::new().bias(&bias).forward(&scores)?.sqr()?.sum_all()?.backward()?;
+            let logits = var.narrow(0, 0, 1)?.squeeze(0)?;
+            let weights = var.detach().narrow(0, 1, 1)?.flatten_all()?.narrow(0, 0, 4)?;
+            CrossEntropy::new().weight(&weights).forward(&logits, &targets)?.backward()?;
+            Ok(())
+        };
+        while_another(call, move || written.set(&numbers))
+    })
+}
+
+/// Two tensors, each of which is written over with the other as its bias.
+#[test]
+fn in_place_beside_each_other() -> Result<()> {
+    within_a_minute(|| {
+        let [a, b] = [1, 2].map(|seed| tensor(&normal(16, 1.0, seed), (4, 4), DType::F32, &Device::Cpu));
+        let (a, b) = (a?, b?);
+        let (other_a, other_b) = (a.clone(), b.clone());
+        let call = move || Softmax::new().bias(&b).forward_inplace(&a);
+        while_another(call, move || Softmax::new().bias(&other_a).forward_inplace(&other_b))
+    })
 }

@@ -18,7 +18,7 @@ fn sorted(line: &[f64]) -> Vec<u32> {
     places
 }
 
-fn check(xs: &Tensor, k: usize) -> Result<()> {
+pub fn check(xs: &Tensor, k: usize) -> Result<()> {
     let len = xs.dim(D::Minus1)?;
     let inputs = values(xs)?;
     for renormalise in [true, false] {
