@@ -122,6 +122,10 @@ fn main() -> Result<()> {
     if args.child {
         return Ok(());
     }
+    ensure!(
+        !rows.is_empty() || !failed.is_empty(),
+        "nothing was measured: no tensor that is has such a shape, dtype and call"
+    );
     if args.around && !args.first_call {
         around::print(&rows);
     } else {

@@ -98,6 +98,7 @@ fn main() -> Result<()> {
     for (option, value) in [("lr", args.lr), ("temperature", args.temperature)] {
         ensure!(value > 0.0 && value.is_finite(), "--{option} must be positive");
     }
+    ensure!(((1.0 / args.temperature) as f32).is_normal(), "--temperature must have an inverse that f32 holds");
 
     let corpus = Corpus::read(&args.files)?;
     ensure!(
