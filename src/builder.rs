@@ -369,7 +369,7 @@ impl Softmax {
                 op.out
             )
         }
-        if scores.layout().contiguous_offsets().is_none() {
+        if !scores.is_contiguous() {
             candle_core::bail!(
                 "{NAME}, forward_inplace: only a contiguous tensor can be written in place, this one of shape {:?} has strides \
                  {:?}: call forward",

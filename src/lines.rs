@@ -84,7 +84,7 @@ pub(crate) fn storage_address(tensor: &Tensor) -> usize {
 }
 
 /// Where a tensor begins in its storage. An empty one may be said to begin behind it, where no slice does.
-pub(crate) fn start_of(layout: &Layout) -> usize {
+fn start_of(layout: &Layout) -> usize {
     match layout.shape().elem_count() {
         0 => 0,
         _ => layout.start_offset(),

@@ -2,7 +2,7 @@
 
 use super::{alignment, by_dtype, elements, functions, launch, new_storage, plan};
 use super::{CudaElement, Elements};
-use crate::lines::{unsupported_dtype, Contiguous, Lines};
+use crate::lines::{contiguous_range, unsupported_dtype, Contiguous, Lines};
 use crate::statistics::{Classes, STATISTICS};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaView, DevicePtr};
@@ -115,8 +115,8 @@ pub(super) fn view<'a, T: CudaDType>((storage, layout): &'a (StorageRef<'_>, &La
     let Storage::Cuda(storage) = &**storage else {
         candle_core::bail!("candle-softmax: what belongs to the logits must be on their CUDA device")
     };
-    let (slice, range) = (storage.as_cuda_slice::<T>()?, layout.contiguous_offsets());
-    match range.and_then(|(start, end)| slice.try_slice(start..end)) {
+    let slice = storage.as_cuda_slice::<T>()?;
+    match contiguous_range(layout).and_then(|range| slice.try_slice(range)) {
         Some(view) => Ok(view),
         None => candle_core::bail!("candle-softmax: {layout:?} is not contiguous in a storage of {}", slice.len()),
     }

@@ -58,7 +58,7 @@ fn finite_differences() -> Result<()> {
 
 /// Both gradients along the second of three dimensions against the formula in f64.
 pub fn check_formula(shape: (usize, usize, usize), dtype: DType, device: &Device) -> Result<()> {
-    // And what the smallest numbers are rounded to, twice.
+    // As `expected` has them, and what the smallest numbers are rounded to, twice.
     let (relative, of_sum, absolute) = match dtype {
         DType::F64 => (1e-14, 1e-14, 0.0),
         DType::F32 => (1e-6, 1e-6, 1e-44),
