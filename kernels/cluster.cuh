@@ -20,6 +20,7 @@ struct Cluster {
     // Waits for all threads of all blocks, and for what they have written into shared memory.
     static __device__ __forceinline__ void sync() {
 #if __CUDA_ARCH__ >= 900
+        __syncwarp();  // `aligned` is that all of a warp come here together.
         asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
     }

@@ -66,12 +66,18 @@ struct ClusterExchange {
         begin();
     }
     // By all threads, the one that made the barriers, too
-    static __device__ __forceinline__ void begin() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+    static __device__ __forceinline__ void begin() {
+        __syncwarp();  // `aligned` is that all of a warp come here together.
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    }
     // A part of each warp
     static __device__ __forceinline__ void begin(ArrivalBarrier& arrived) {
         begin(arrived, blocks() * (blockDim.x / 32) * sizeof(Normalizer<R>));
     }
-    static __device__ __forceinline__ void wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+    static __device__ __forceinline__ void wait() {
+        __syncwarp();
+        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    }
 
     __device__ __forceinline__ int64_t line() const { return blockIdx.x / blocks(); }
     __device__ __forceinline__ int warp() const { return (rank() * blockDim.x + threadIdx.x) / 32; }

@@ -54,7 +54,7 @@ struct RegisterLine {
         return COUNT >= 8 && __all_sync(~0u, before <= 0 && place(PACKS - 1) + SIZE <= left);
     }
 
-    // From the input, of `total` elements, given the output. Of lines `inside` it is known that there is more than a pack of
+    // From the input, of `total` elements, given the output. Of lines `inside` it is known that there is a pack of
     // elements before and behind them.
     template <typename Access>
     __device__ __forceinline__ void load(const Access& access, const T* from, const T* y, int64_t total, bool inside = false) {
@@ -307,7 +307,7 @@ __device__ __forceinline__ void warp_lines(const T* x, T* y, int64_t lines, int6
         if constexpr (RELATIVE) held.store(StreamingAccess{}, y, exponential, Output<R>::of_inverse(reciprocal(sum)));
         else held.store(StreamingAccess{}, y, exponential, Output<R>::of_part(max, {max, sum * unscale<T>()}, unscale<T>()));
     };
-    const bool inside = blockIdx.x > 0 && blockIdx.x + 1 < gridDim.x;
+    const bool inside = blockIdx.x > 0 && blockIdx.x + 1 < gridDim.x && len >= 16 / int(sizeof(T));  // The last block may have one line.
 #if __CUDA_ARCH__ >= 900
     if constexpr (!WHOLE) {
         // Where only the input lies otherwise, there are no ends to care for: 131072 x 32 f16 4.1 us, as any others 4.5.

@@ -176,7 +176,7 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
         // the exponents, the line's own is taken.
         if (attempt > 0 || (total >= 0.5f * HalfElement::EXP_SCALE && total < HalfElement::EXP_SCALE * float(1 << 20))) break;
         // Nobody reads the parts any longer.
-        asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+        Cluster::sync();
         if (threadIdx.x == 0) {
             referenced.expect(BYTES_OF_SAMPLES);
             exchanged.expect(BYTES_OF_PARTS);
@@ -187,7 +187,7 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
         const float of_warp = max_of_warp(max);
         if (lane == 0) parts[warp].max = of_warp;
         // Nor the samples.
-        asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+        Cluster::sync();
         if (warp == 0) {
             const float of_block = warp_group_reduce(lane < SHARED_WARPS ? parts[lane].max : negative_infinity<float>(), 32, the_greater);
             if (lane < SHARED_BLOCKS) send(lane, samples + rank, Normalizer<float>{of_block, 0}, referenced);

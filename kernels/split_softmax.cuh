@@ -65,10 +65,9 @@ __device__ __forceinline__ void split_apply(const T* x, const Normalizer<Real<T>
     const int64_t total = gridDim.y * len;
     const SplitLine<T, COUNT, WHOLE> line{y, number * len, int(len), int(gridDim.x - 1 - blockIdx.x), int(gridDim.x)};
     const int tiles = line.tiles(), last = line.part + (tiles - 1 - line.part) / line.parts * line.parts;
-    auto next = line.tile(last);
-    // The first kernel has waited for what wrote x before this one could start.
-    next.load(PlainAccess{}, x, y, total);
     wait_for_kernel_before();
+    auto next = line.tile(last);
+    next.load(PlainAccess{}, x, y, total);
     constexpr int AT_ONCE = sizeof(R) == 8 ? 2 : 9;  // Two parts a multiprocessor are 264.
     __shared__ Normalizer<R> told;
     const auto whole = merge_far_parts<AT_ONCE>(parts_of + number * int64_t(gridDim.x), line.parts, &told);
