@@ -1,74 +1,8 @@
 // Log-sum-exp, and what cross-entropy needs to know of each line: every element is read once and a few numbers are written
 // for a line, so the ceiling is half the time of a copy. What is asked for is a switch that a block looks at once a line.
 #include "line_group.cuh"
+#include "packed_line.cuh"
 #include "statistics.cuh"
-
-// The sum of exponentials that a thread or lane found, relative to the maximum of a set that its elements are a part of.
-template <typename R>
-__device__ __forceinline__ R sum_relative_to(const SoftmaxState<R>& state, R max) {
-    const R sum = state.sum.value();
-    return state.max == negative_infinity<R>() ? sum : sum * exponential(state.reference() - max);
-}
-
-// Of lines that a block or cluster reads in packs of 16 bytes, PACKS of them to a thread at once, while as many more are on their way.
-template <typename T>
-struct PackedLine {
-    using R = Real<T>;
-    static constexpr int SIZE = 16 / sizeof(T), PER_UNIT = Element<T>::PER_UNIT, UNITS = SIZE / PER_UNIT, PACKS = sizeof(T) == 8 ? 2 : 4;
-    using Packs = Pack<T, SIZE>[PACKS];
-
-    const T* first;
-    int64_t len, packs;
-    int head, tail;  // elements before the first whole pack, and after the last
-    int thread, threads;
-
-    __device__ __forceinline__ PackedLine(const T* first, int64_t len)
-        : first(first), len(len), thread(Cluster::rank() * blockDim.x + threadIdx.x), threads(Cluster::blocks() * blockDim.x) {
-        const int before = -static_cast<int>(reinterpret_cast<uintptr_t>(first) / sizeof(T)) & (SIZE - 1);
-        head = before < len ? before : static_cast<int>(len);
-        packs = (len - head) / SIZE;
-        tail = static_cast<int>(len - head - packs * SIZE);
-    }
-
-    __device__ __forceinline__ void load(Packs& tile, int64_t from) const {
-#pragma unroll
-        for (int k = 0; k < PACKS; k++) {
-            const int64_t pack = from + k * threads;
-            if (pack < packs) {
-                tile[k] = ::load(reinterpret_cast<const Pack<T, SIZE>*>(first + head) + pack);
-            } else {
-#pragma unroll
-                for (auto& unit : tile[k].units) unit = no_elements<T>();
-            }
-        }
-    }
-
-    // The element before or after the packs that this thread is to see to, or -1.
-    __device__ __forceinline__ int64_t edge() const {
-        if (thread < head) return thread;
-        return thread >= 16 && thread < 16 + tail ? len - tail + thread - 16 : -1;
-    }
-
-    static __device__ __forceinline__ R max(const Packs& tile) {
-        Unit<T> max = tile[0].units[0];
-#pragma unroll
-        for (int u = 1; u < PACKS * UNITS; u++) max = greater(max, tile[u / UNITS].units[u % UNITS]);
-        return max_of_unit<T>(max);
-    }
-
-    static __device__ __forceinline__ R exp_sum(const Packs& tile, R reference) {
-        R sums[4] = {};
-#pragma unroll
-        for (int i = 0; i < PACKS * SIZE; i++) {
-            sums[i % 4] += Element<T>::exponential(element(tile, i) - reference);
-        }
-        return pairwise_sum(sums) * unscale<T>();
-    }
-
-    static __device__ __forceinline__ R element(const Packs& tile, int i) {
-        return Element<T>::of_unit(tile[i / SIZE].units[i % SIZE / PER_UNIT], i % PER_UNIT);
-    }
-};
 
 // What one thread, or block, has of a line that several share: the maximum, the sum relative to it, and the sums over classes, the
 // first of them relative to it, too.
@@ -101,7 +35,7 @@ __device__ __forceinline__ void rows(const Request<T>& request) {
     auto state = SoftmaxState<R>::empty();
     auto of_classes = ClassSums<R>::empty();
     typename Line::Packs next;
-    line.load(next, line.thread);
+    line.load(next, line.thread, line.threads);
     if (line.head + line.tail > 0) {
         const int64_t j = line.edge();
         const R x = j >= 0 ? Element<T>::read(first[j]) : negative_infinity<R>();
@@ -115,7 +49,7 @@ __device__ __forceinline__ void rows(const Request<T>& request) {
         typename Line::Packs tile;
 #pragma unroll
         for (int k = 0; k < Line::PACKS; k++) tile[k] = next[k];
-        line.load(next, from + step);
+        line.load(next, from + step, line.threads);
         const R before = state.max, reference = state.grow(Line::max(tile));
         state.add(Line::exp_sum(tile, reference));
         if (request.smooth) {

@@ -1,29 +1,19 @@
 // The greatest elements of long lines.
 //
-// A block has a line, or a cluster where there are few. Each thread finds the greatest of the elements it reads. Of those of each block the
-// (k / blocks)-th greatest is a threshold, and the least threshold of all blocks has k elements or more at or above it, and hardly more where
-// elements are in no order. All of these are collected and sorted: a line is read twice, the second time from a cache where it fits one, and once more
-// for weights that are not renormalised.
+// A block has a line, or a cluster where there are few. Each thread finds the greatest of the elements in a third of its tiles. What bounds the
+// (k / blocks)-th greatest of those of each block is a threshold, and the least threshold of all blocks has k elements or more at or above it. These are
+// collected as the line is read, about 3k where elements are in no order, and sorted: by warps, and then each counts those before it among what the other
+// warps have. So a line is read once, and that third once more from a cache: the ceiling is half a copy.
 //
-// Where there are too many, as of many equal ones, elements are selected by digits: they are counted by the most significant digit of their rank,
-// which says in which digit the k-th is, and then those of it by the next (radix select; Alabi et al., 2012). Of equal ones the digits of the
-// places are what decides. A line is read once for each digit.
-#include "cluster.cuh"
+// Where they are too many, the threshold is found by all tiles, and the line read twice. Where they are too many still, as of many equal ones, elements
+// are selected by digits: they are counted by the most significant digit of their rank, which says in which digit the k-th is, and then those of it by
+// the next (radix select; Alabi et al., 2012). Of equal ones the digits of the places are what decides. A line is read once for each digit.
+#include "packed_line.cuh"
+#include "start.cuh"
 #include "top_k.cuh"
 
-constexpr int TOP_K_THREADS = 512, DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS;
-
-// An element's rank and place. `empty` comes after every element of a line.
-template <typename Rank>
-struct Candidate {
-    Rank rank;
-    uint32_t place;
-
-    static __device__ __forceinline__ Candidate empty() { return {0, ~0u}; }
-    __device__ __forceinline__ bool before(const Candidate& other) const {
-        return rank > other.rank || (rank == other.rank && place < other.place);
-    }
-};
+// A threshold is found by one in FOUND_BY of a line's tiles.
+constexpr int FOUND_BY = 3, TOP_K_THREADS = 512, DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS;
 
 // Which keys are the greatest: those not below `prefix` once their lowest `shift` bits are taken off; of as many bits as were looked at so far.
 template <typename Key>
@@ -33,6 +23,11 @@ struct Selection {
     int wanted;  // how many of those with this very prefix
     bool all;    // whether that is all there are
 };
+
+__device__ __forceinline__ void sync_blocks() {
+    if (Cluster::blocks() > 1) Cluster::sync();
+    else __syncthreads();
+}
 
 struct SelectShared {
     uint32_t counts[DIGITS], all_counts[DIGITS];  // of elements with each digit, of this block and of all
@@ -109,126 +104,167 @@ __device__ __forceinline__ Selection<Key> select(SelectShared& shared, int bits,
             __match_all_sync(~0u, digit, &same);
             if (digit < DIGITS && (!same || threadIdx.x % 32 == 0)) atomicAdd(&shared.counts[digit], same ? 32u : 1u);
         });
-        __syncthreads();
-        Cluster::sync();
+        sync_blocks();
         find_digit(shared, found.wanted);
         __syncthreads();
         found.prefix = found.prefix << width | shared.digit;
         found.shift = shift;
         found.wanted -= shared.above;
         found.all = shared.here == static_cast<uint32_t>(found.wanted);
-        Cluster::sync();  // all have read the counts
-        __syncthreads();
+        sync_blocks();  // all have read the counts
     }
     return found;
 }
 
-// Greatest first; there is room for the power of two from `count` on.
-template <typename C>
-__device__ __forceinline__ void sort(C* candidates, int found) {
-    int count = 1;
-    while (count < found) count *= 2;
-    for (int i = found + threadIdx.x; i < count; i += blockDim.x) candidates[i] = C::empty();
-    for (int size = 2; size <= count; size *= 2) {
-        for (int apart = size / 2; apart > 0; apart /= 2) {
-            __syncthreads();
-            for (int pair = threadIdx.x; pair < count / 2; pair += blockDim.x) {
-                const int a = pair / apart * 2 * apart + pair % apart, b = a + apart;
-                const C first = candidates[a], second = candidates[b];
-                const bool descends = (a & size) == 0;
-                if (second.before(first) == descends) candidates[a] = second, candidates[b] = first;
-            }
-        }
+// A bound of the `wanted`-th greatest of what a block's threads have, from below, which hardly more of them reach than are wanted.
+template <typename Rank>
+__device__ __forceinline__ Rank threshold_of(Rank own, int wanted, int bits) {
+    Rank threshold = 0;
+#pragma unroll 1
+    for (int bit = bits - 1; bit >= 0; bit--) {
+        const Rank higher = threshold | Rank(1) << bit;
+        const int reach = __syncthreads_count(own >= higher);
+        if (reach < wanted) continue;
+        threshold = higher;
+        if (reach <= wanted + wanted / 8) break;
     }
-    __syncthreads();
+    return threshold;
 }
 
-constexpr int MOST_OF_WARP = 16;
+__device__ __forceinline__ uint64_t shuffle_xor(uint64_t key, int mask) { return __shfl_xor_sync(~0u, key, mask); }
+__device__ __forceinline__ WideKey shuffle_xor(const WideKey& key, int mask) {
+    return {shuffle_xor(key.rank, mask), __shfl_xor_sync(~0u, key.before, mask)};
+}
 
-// The `wanted`-th greatest of what a block's threads have, or less if a warp has more than twice its share of the greatest, of which only so many
-// are looked at. `shared` has room for MOST_OF_WARP of each warp, and one more.
-__device__ __forceinline__ int share_of_warp(int wanted) { return (2 * wanted + blockDim.x / 32 - 1) / (blockDim.x / 32); }
-template <typename Rank>
-__device__ __forceinline__ Rank threshold_of(Rank own, int wanted, Rank* shared) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = share_of_warp(wanted), count = share * (blockDim.x / 32);
-    for (int n = 0; n < share; n++) {
-        const Rank greatest = greatest_of<32>(own);
-        if (lane == __ffs(__ballot_sync(~0u, own == greatest)) - 1) {
-            shared[warp * share + n] = own;
-            own = 0;
+// Each lane's key becomes the lane-th of the warp's, greatest first.
+template <typename Key>
+__device__ __forceinline__ Key sorted_by_warp(Key own) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int size = 2; size <= 32; size *= 2) {
+#pragma unroll
+        for (int apart = size / 2; apart > 0; apart /= 2) {
+            const Key other = shuffle_xor(own, apart);
+            const bool wants_greater = ((lane & size) == 0) == ((lane & apart) == 0);
+            if ((other > own) == wants_greater) own = other;
         }
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < count; i += blockDim.x) {
-        const Rank one = shared[i];
-        int before = 0;
-        for (int j = 0; j < count; j++) before += shared[j] > one || (shared[j] == one && j < i);
-        if (before == wanted - 1) shared[count] = one;
+    return own;
+}
+
+// How many of 32 sorted keys are greater than one that is not among them.
+template <typename Key>
+__device__ __forceinline__ int count_greater(const Key* run, const Key& one) {
+    int count = 0;
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) count += run[count + step - 1] > one ? step : 0;
+    return count + (run[count] > one);
+}
+
+// Has by_rank[0..k] say which of the candidates are the greatest, in their order. There is room for a multiple of 32 of them.
+template <typename Key>
+__device__ __forceinline__ void sort(Key* candidates, int found, uint16_t* by_rank, int k) {
+    const int runs = (found + 31) / 32, warps = blockDim.x / 32, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll 1
+    for (int run = warp; run < runs; run += warps) {
+        const int i = run * 32 + lane;
+        candidates[i] = sorted_by_warp(i < found ? candidates[i] : Key{});
     }
     __syncthreads();
-    return shared[count];
+#pragma unroll 1
+    for (int run = warp; run < runs; run += warps) {
+        const int i = run * 32 + lane;
+        const Key own = candidates[i];
+        int rank = lane;
+#pragma unroll 4
+        for (int other = 0; other < runs; other++) rank += other == run ? 0 : count_greater(candidates + other * 32, own);
+        if (rank < k) by_rank[rank] = i;
+    }
+    __syncthreads();
 }
 
 // What a block or cluster collects, in the first block's memory.
-template <typename C>
+template <typename Key>
 struct Collection {
-    C* candidates;
+    Key* candidates;
     uint32_t* count;
     uint32_t room;
 
-    // By all lanes of a warp
-    __device__ __forceinline__ void add(bool wanted, const C& candidate) const {
-        const unsigned all = __ballot_sync(~0u, wanted);
-        if (all == 0) return;
-        const int lane = threadIdx.x % 32, first = __ffs(all) - 1;
+    // Calls one(i) for the candidates of the bits i that this lane wants; by all lanes of a warp.
+    template <typename F>
+    __device__ __forceinline__ void add(uint32_t wanted, const F& one) const {
+        const int lane = threadIdx.x % 32, own = __popc(wanted);
+        int before = own;  // up to this lane
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(~0u, before, step);
+            if (lane >= step) before += other;
+        }
         uint32_t at = 0;
-        if (lane == first) at = atomicAdd(count, __popc(all));
-        at = __shfl_sync(~0u, at, first) + __popc(all & ((1u << lane) - 1));
-        if (wanted && at < room) candidates[at] = candidate;
+        if (lane == 31 && before > 0) at = atomicAdd(count, before);
+        at = __shfl_sync(~0u, at, 31) + before - own;
+#pragma unroll 1
+        for (; wanted != 0; wanted &= wanted - 1, at++) {
+            if (at < room) candidates[at] = one(__ffs(wanted) - 1);
+        }
     }
 };
 
-// Dynamic shared memory: what is selected by, and then the candidates, as many as it has room for, at least the power of two from k on.
+// Whether all of a unit are numbers below those of another.
+__device__ __forceinline__ bool below(float a, float b) { return a < b; }
+__device__ __forceinline__ bool below(double a, double b) { return a < b; }
+__device__ __forceinline__ bool below(__half2 a, __half2 b) { return __hblt2(a, b); }
+__device__ __forceinline__ bool below(__nv_bfloat162 a, __nv_bfloat162 b) { return __hblt2(a, b); }
+
+// Dynamic shared memory: what is selected by, and then the candidates, as many as it has room for, at least k, and the order
+// of the greatest.
 template <typename T>
 __device__ __forceinline__ void rows(const T* x, const TopK<T>& call, int64_t len) {
     using R = Real<T>;
     using Rank = RankOf<T>;
-    using C = Candidate<Rank>;
-    constexpr int MAX_BLOCKS = 16;
+    using Key = typename Keys<T>::Key;
+    using Line = PackedLine<T>;
+    constexpr int MAX_BLOCKS = 16, PACKS = Line::PACKS, SIZE = Line::SIZE;
     extern __shared__ uint4 dynamic[];
     __shared__ uint32_t collected;
     __shared__ Rank thresholds[MAX_BLOCKS];
     __shared__ R sums[MAX_BLOCKS];
     auto& shared = *reinterpret_cast<SelectShared*>(dynamic);
-    auto* candidates = reinterpret_cast<C*>(dynamic);
-    const int64_t line = blockIdx.x / Cluster::blocks();
+    auto* candidates = reinterpret_cast<Key*>(dynamic);
+    const int64_t number = blockIdx.x / Cluster::blocks();
     const int k = call.k, blocks = Cluster::blocks(), of_block = (k + blocks - 1) / blocks;
-    x += line * len;
+    x += number * len;
+    wait_for_kernel_before(false, 256);
     uint32_t bytes;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
-    const uint32_t room = 1u << (31 - __clz(bytes / sizeof(C)));
-    const Collection<C> collection{Cluster::of_block(0, candidates), Cluster::of_block(0, &collected), room};
+    const uint32_t room = (bytes - k * sizeof(uint16_t)) / sizeof(Key) / 32 * 32;
+    auto* by_rank = reinterpret_cast<uint16_t*>(candidates + room);
+    const Collection<Key> collection{Cluster::of_block(0, candidates), Cluster::of_block(0, &collected), room};
 
-    if (threadIdx.x == 0) collected = 0;
-    // Which are collected: those of ranks, and of equal ones the first places
-    Selection<Rank> ranks{0, 0, 0, true}, places{0, 0, 0, true};
-    bool selects = share_of_warp(of_block) > MOST_OF_WARP;
-    if (!selects) {
-        Rank greatest = 0;
-        each_of_line(x, len, [&](int64_t i, Rank rank) { greatest = i < len && rank > greatest ? rank : greatest; });
-        Rank threshold = threshold_of(greatest, of_block, reinterpret_cast<Rank*>(dynamic));
-        Cluster::sync();  // all blocks have begun
-        if (threadIdx.x < blocks) *Cluster::of_block(threadIdx.x, &thresholds[Cluster::rank()]) = threshold;
-        __syncthreads();
-        Cluster::sync();
-        for (int block = 0; block < blocks; block++) threshold = thresholds[block] < threshold ? thresholds[block] : threshold;
-        ranks.prefix = threshold;
-    }
+    // A tile has packs of as many parts of the line as a thread takes at once.
+    const Line line(x, len);
+    const int tiles = static_cast<int>((line.packs + PACKS * line.threads - 1) / (PACKS * line.threads));
+    const int64_t apart = int64_t(tiles) * line.threads;
+    const auto first_pack = [&](int t) { return int64_t(t) * line.threads + line.thread; };
+    const int64_t edge = line.head + line.tail > 0 ? line.edge() : -1;
     const int bits = 32 - __clz(static_cast<int>(len - 1) | 1);
     const Rank last = (uint64_t(1) << bits) - 1;
+
+    // Which are collected: those of ranks, and of equal ones the first places
+    Selection<Rank> ranks{0, 0, 0, true}, places{0, 0, 0, true};
+    // Threads of a block that have elements; where most of these are wanted, a threshold is too low.
+    const int64_t having = min(line.packs / blocks, int64_t(blockDim.x));
+    bool selects = 8 * of_block > 7 * having;
+    // Tiles that the threshold is found by
+    int looked_at = 2 * of_block <= having && 4 * k <= room ? (tiles + FOUND_BY - 1) / FOUND_BY : tiles;
+    const auto rank_from = [](R x) { return Rank(rank_of(x) >> UNUSED_BITS<T>); };
+    auto state = SoftmaxState<R>::empty();
+    bool adds = !call.renormalise;
     uint32_t found;
 #pragma unroll 1
     while (true) {
+        typename Line::Packs tile, next;
+        if (threadIdx.x == 0) collected = 0;
         if (selects) {
             // By ranks, and then the rest of those of the last rank by places
 #pragma unroll 1
@@ -241,39 +277,101 @@ __device__ __forceinline__ void rows(const T* x, const TopK<T>& call, int64_t le
                 });
                 (by_place ? places : ranks) = selection;
             }
-            if (threadIdx.x == 0) collected = 0;
-            __syncthreads();
-            Cluster::sync();
+            line.load(tile, first_pack(0), apart);
+        } else {
+            R greatest = edge >= 0 ? Element<T>::read(x[edge]) : negative_infinity<R>();
+#pragma unroll 1
+            for (int t = looked_at - 1; t >= 0; t--) {
+                line.load(tile, first_pack(t), apart);
+                greatest = greater(greatest, Line::max(tile));
+            }
+            Rank threshold = threshold_of(rank_from(greatest), of_block, RANK_BITS<T>);
+            if (blocks > 1) {
+                Cluster::sync();  // all blocks have begun
+                if (threadIdx.x < blocks) *Cluster::of_block(threadIdx.x, &thresholds[Cluster::rank()]) = threshold;
+                Cluster::sync();
+                for (int block = 0; block < blocks; block++) threshold = thresholds[block] < threshold ? thresholds[block] : threshold;
+            }
+            if (threshold <= rank_from(negative_infinity<R>())) {
+                // Fewer than that have anything but -inf.
+                selects = looked_at >= tiles;
+                looked_at = tiles;
+                continue;
+            }
+            ranks.prefix = threshold;
         }
         const Rank least = ranks.prefix << ranks.shift;
-        each_of_line(x, len, [&](int64_t i, Rank rank) {
-            const bool first = ranks.all || rank > least || (last - static_cast<Rank>(i)) >> places.shift >= places.prefix;
-            collection.add(i < len && rank >= least && first, {rank, static_cast<uint32_t>(i)});
-        });
-        __syncthreads();
-        Cluster::sync();
+        const auto candidate_at = [&](int64_t i) { return Keys<T>::of(short_rank_of(x[i]), static_cast<uint32_t>(i)); };
+        // Whether it is one, of those that are not below the least
+        const auto is_first = [&](int64_t i) {
+            const Rank rank = short_rank_of(x[i]);
+            return rank > least || (rank == least && (ranks.all || (last - static_cast<Rank>(i)) >> places.shift >= places.prefix));
+        };
+        const auto add = [&](R max, const auto& sum_by) { state.add(sum_by(state.grow(max))); };
+        if (line.head + line.tail > 0) {
+            if (__any_sync(~0u, edge >= 0)) collection.add(edge >= 0 && is_first(edge), [&](int) { return candidate_at(edge); });
+            if (adds && edge >= 0) {
+                const R element = Element<T>::read(x[edge]);
+                add(element, [&](R reference) { return Element<T>::exponential(element - reference) * unscale<T>(); });
+            }
+        }
+        // An element's rank is less than a number's if the element is. What is selected by need be no number of T.
+        R of_unit[Element<T>::PER_UNIT];
+        for (auto& number : of_unit) number = number_of<T>(least);
+        const bool by_rank_alone = selects || isnan(of_unit[0]);
+        const auto least_unit = Element<T>::to_unit(of_unit);
+#pragma unroll 1
+        for (int t = 0; t < tiles; t++) {
+            if (t + 1 < tiles) line.load(next, first_pack(t + 1), apart);
+            bool none = true;
+#pragma unroll
+            for (const auto& pack : tile) {
+#pragma unroll
+                for (const auto& unit : pack.units) none = none && below(unit, least_unit);
+            }
+            if (by_rank_alone || !__all_sync(~0u, none)) {
+                uint32_t wanted = 0;
+#pragma unroll
+                for (int n = 0; n < PACKS; n++) {
+                    if (first_pack(t) + n * apart >= line.packs) break;
+#pragma unroll
+                    for (int i = n * SIZE; i < (n + 1) * SIZE; i++) wanted |= uint32_t(!(Line::element(tile, i) < of_unit[0])) << i;
+                }
+                const auto place = [&](int i) { return line.head + (first_pack(t) + i / SIZE * apart) * SIZE + i % SIZE; };
+                if (by_rank_alone) {
+                    for (uint32_t left = wanted; left != 0; left &= left - 1) {
+                        const int i = __ffs(left) - 1;
+                        if (!is_first(place(i))) wanted -= 1u << i;
+                    }
+                    __syncwarp();
+                }
+                collection.add(wanted, [&](int i) { return candidate_at(place(i)); });
+            }
+            if (adds) add(Line::max(tile), [&](R reference) { return Line::exp_sum(tile, reference); });
+#pragma unroll
+            for (int n = 0; n < PACKS; n++) tile[n] = next[n];
+        }
+        adds = false;
+        sync_blocks();
         found = *collection.count;
         if (found <= room) break;
-        Cluster::sync();  // all have read it
-        selects = true;
+        sync_blocks();  // all have read it
+        if (!selects && looked_at < tiles) looked_at = tiles;
+        else selects = true;
     }
     Cluster::sync();
-    if (Cluster::rank() == 0) sort(candidates, found);
+    if (Cluster::rank() == 0) sort(candidates, found, by_rank, k);
     if (!call.renormalise) {
         Cluster::sync();
-        const R max = number_of<T>(Cluster::of_block(0, candidates)->rank);
-        auto sum = CompensatedSum<R>::empty();
-        each_of_line(x, len, [&](int64_t i, Rank rank) {
-            if (i < len) sum.add(quick_exponential(number_of<T>(rank) - max));
-        });
-        const R of_block = group_sum(sum.value(), blockDim.x);
+        const R max = number_of<T>(Keys<T>::rank(Cluster::of_block(0, candidates)[*Cluster::of_block(0, by_rank)]));
+        const R of_block = group_sum(sum_relative_to(state, max), blockDim.x);
         if (threadIdx.x == 0) *Cluster::of_block(0, &sums[Cluster::rank()]) = of_block;
-        __syncthreads();
-        Cluster::sync();
+        sync_blocks();
     }
     if (Cluster::rank() > 0) return;
-    const R max = number_of<T>(candidates[0].rank);
-    const auto exponential_of = [&](int i) { return quick_exponential(number_of<T>(candidates[i].rank) - max); };
+    const auto number_at = [&](int i) { return number_of<T>(Keys<T>::rank(candidates[by_rank[i]])); };
+    const R max = number_at(0);
+    const auto exponential_of = [&](int i) { return quick_exponential(number_at(i) - max); };
     R sum = 0;
     if (call.renormalise) {
         for (int i = threadIdx.x; i < k; i += blockDim.x) sum += exponential_of(i);
@@ -283,14 +381,14 @@ __device__ __forceinline__ void rows(const T* x, const TopK<T>& call, int64_t le
     }
     const R inverse = reciprocal(sum);
     for (int i = threadIdx.x; i < k; i += blockDim.x) {
-        call.weights[line * k + i] = Element<T>::write(exponential_of(i) * inverse);
-        call.places[line * k + i] = candidates[i].place;
+        call.weights[number * k + i] = Element<T>::write(exponential_of(i) * inverse);
+        call.places[number * k + i] = Keys<T>::place(candidates[by_rank[i]]);
     }
-    if (call.sums && threadIdx.x == 0) call.sums[line] = sum;
+    if (call.sums && threadIdx.x == 0) call.sums[number] = sum;
 }
 
 #define KERNELS(dtype, T)                                                                                                          \
-    extern "C" __global__ void __launch_bounds__(TOP_K_THREADS, 4)                                                                 \
+    extern "C" __global__ void __launch_bounds__(TOP_K_THREADS, 2)                                                                 \
         top_k_rows_##dtype(const T* x, T* weights, uint32_t* places, Real<T>* sums, int64_t lines, int64_t len, int k,             \
                            int renormalise) {                                                                                      \
         rows(x, TopK<T>{weights, places, sums, k, renormalise != 0}, len);                                                         \

@@ -50,6 +50,36 @@ __device__ __forceinline__ uint64_t greatest_of(uint64_t x) {
     return uint64_t(greatest) << 32 | greatest_of<LANES>(high == greatest ? static_cast<uint32_t>(x) : 0u);
 }
 
+// A rank above the complement of a place: numbers of which no two of a line are equal, in the order of its elements, and above 0.
+template <typename T>
+struct Keys {
+    using Key = uint64_t;
+    static __device__ __forceinline__ Key of(uint32_t rank, uint32_t place) { return uint64_t(rank) << 32 | ~place; }
+    static __device__ __forceinline__ uint32_t rank(Key key) { return key >> 32; }
+    static __device__ __forceinline__ uint32_t place(Key key) { return ~uint32_t(key); }
+};
+struct WideKey {
+    uint64_t rank;
+    uint32_t before;
+
+    __device__ __forceinline__ bool operator==(const WideKey& other) const { return rank == other.rank && before == other.before; }
+    __device__ __forceinline__ bool operator>(const WideKey& other) const {
+        return rank > other.rank || (rank == other.rank && before > other.before);
+    }
+};
+template <>
+struct Keys<double> {
+    using Key = WideKey;
+    static __device__ __forceinline__ Key of(uint64_t rank, uint32_t place) { return {rank, ~place}; }
+    static __device__ __forceinline__ uint64_t rank(Key key) { return key.rank; }
+    static __device__ __forceinline__ uint32_t place(Key key) { return ~key.before; }
+};
+template <int LANES>
+__device__ __forceinline__ WideKey greatest_of(WideKey x) {
+    const uint64_t rank = greatest_of<LANES>(x.rank);
+    return {rank, greatest_of<LANES>(x.rank == rank ? x.before : 0u)};
+}
+
 // What is asked for, and where it goes: k places and weights of each line, and the sum of exponentials that weights are shares of, if
 // that is asked for.
 template <typename T>

@@ -1,43 +1,17 @@
 // Up to 64 of the greatest elements of short lines: a warp holds a line in registers, reads it once and finds one after the other; the ceiling
 // is half a copy.
+#include "start.cuh"
 #include "top_k.cuh"
 
-// A rank above the complement of a place: numbers of which no two of a line are equal, in the order of its elements, and above 0.
-template <typename T>
-struct Keys {  // of half precision, for places below 1024
+// Keys of half precision, for places below 1024
+struct HalfKeys {
     using Key = uint32_t;
-    static __device__ __forceinline__ Key of(uint32_t rank, int place) { return rank << 10 | (1023 - place); }
+    static __device__ __forceinline__ Key of(uint32_t rank, uint32_t place) { return rank << 10 | (1023 - place); }
     static __device__ __forceinline__ uint32_t rank(Key key) { return key >> 10; }
     static __device__ __forceinline__ uint32_t place(Key key) { return 1023 - (key & 1023); }
 };
-template <>
-struct Keys<float> {
-    using Key = uint64_t;
-    static __device__ __forceinline__ Key of(uint32_t rank, int place) { return uint64_t(rank) << 32 | ~uint32_t(place); }
-    static __device__ __forceinline__ uint32_t rank(Key key) { return key >> 32; }
-    static __device__ __forceinline__ uint32_t place(Key key) { return ~uint32_t(key); }
-};
-struct WideKey {
-    uint64_t rank;
-    uint32_t before;
-
-    __device__ __forceinline__ bool operator==(const WideKey& other) const { return rank == other.rank && before == other.before; }
-    __device__ __forceinline__ bool operator>(const WideKey& other) const {
-        return rank > other.rank || (rank == other.rank && before > other.before);
-    }
-};
-template <>
-struct Keys<double> {
-    using Key = WideKey;
-    static __device__ __forceinline__ Key of(uint64_t rank, int place) { return {rank, ~uint32_t(place)}; }
-    static __device__ __forceinline__ uint64_t rank(Key key) { return key.rank; }
-    static __device__ __forceinline__ uint32_t place(Key key) { return ~key.before; }
-};
-template <int LANES>
-__device__ __forceinline__ WideKey greatest_of(WideKey x) {
-    const uint64_t rank = greatest_of<LANES>(x.rank);
-    return {rank, greatest_of<LANES>(x.rank == rank ? x.before : 0u)};
-}
+template <typename T>
+using ShortKeys = std::conditional_t<sizeof(T) == 2, HalfKeys, Keys<T>>;
 
 // A lane's elements by their keys, in groups whose greatest comes first
 template <typename Key, int GROUPS, int SIZE>
@@ -82,19 +56,20 @@ constexpr int SHORT_THREADS = 128, MOST_FOUND = 64;
 template <int LANES, int GROUPS, int SIZE, typename T>
 __device__ __forceinline__ void short_rows(const T* x, const TopK<T>& call, int64_t lines, int len) {
     using R = Real<T>;
-    using Key = typename Keys<T>::Key;
+    using Key = typename ShortKeys<T>::Key;
     constexpr int ELEMENTS = LANES * GROUPS * SIZE, MOST = ELEMENTS < MOST_FOUND ? ELEMENTS : MOST_FOUND;
     __shared__ Key found_by[SHORT_THREADS / LANES][MOST];
     const int lane = threadIdx.x % LANES, k = call.k;
     const int64_t line = blockIdx.x * int64_t(SHORT_THREADS / LANES) + threadIdx.x / LANES;
     const bool inside = line < lines;
+    wait_for_kernel_before(false, 256);
     Key* found = found_by[threadIdx.x / LANES];
     x += line * len;
     SortedGroups<Key, GROUPS, SIZE> left;
 #pragma unroll
     for (int i = 0; i < GROUPS * SIZE; i++) {
         const int place = i * LANES + lane;
-        left.keys[i / SIZE][i % SIZE] = inside && place < len ? Keys<T>::of(short_rank_of(x[place]), place) : Key{};
+        left.keys[i / SIZE][i % SIZE] = inside && place < len ? ShortKeys<T>::of(short_rank_of(x[place]), place) : Key{};
     }
     left.sort();
 #pragma unroll 1
@@ -104,7 +79,7 @@ __device__ __forceinline__ void short_rows(const T* x, const TopK<T>& call, int6
         if (lane == 0) found[n] = key;
     }
     __syncwarp();
-    const auto number_at = [&](int n) { return number_of<T>(Keys<T>::rank(found[n])); };
+    const auto number_at = [&](int n) { return number_of<T>(ShortKeys<T>::rank(found[n])); };
     const R max = number_at(0);
     R sum = 0, exponentials[MOST / LANES];
 #pragma unroll
@@ -126,7 +101,7 @@ __device__ __forceinline__ void short_rows(const T* x, const TopK<T>& call, int6
         const int n = i * LANES + lane;
         if (n >= k) break;
         call.weights[line * k + n] = Element<T>::write(exponentials[i] * inverse);
-        call.places[line * k + n] = Keys<T>::place(found[n]);
+        call.places[line * k + n] = ShortKeys<T>::place(found[n]);
     }
     if (call.sums && lane == 0) call.sums[line] = sum;
 }

@@ -136,9 +136,10 @@ pub fn logsumexp_keepdim<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
 /// the softmax of all n. NaN counts as greater than +∞, as in `torch.topk`, and gives NaN weights.
 ///
 /// Both results are written by one kernel, and the gradient of the logits by another: w·(g − Σ g·w) at the places, w the weights and g their
-/// gradient, and elsewhere 0 or, not renormalised, −p·Σ g·w, p an element's own share. On CUDA lines of up to 1024 (f64: 256) are read once,
-/// longer ones twice for most, and where very many of their elements are equal as often as there are digits that decide which are the greatest
-/// (radix select; Alabi et al., 2012); for weights that are not renormalised once more. More than 2048 places are found on the CPU.
+/// gradient, and elsewhere 0 or, not renormalised, −p·Σ g·w, p an element's own share. On CUDA lines are read
+/// once for most, and a third of those of more than 1024 elements (f64: 256) twice; where very many of these are equal, or more than about 400 places are
+/// asked for, as often as there are digits that decide which are the greatest (radix select; Alabi et al., 2012). Of up to 1024 elements weights that are
+/// not renormalised take reading them once more. More than 2048 places are found on the CPU.
 ///
 /// # Errors
 /// If `k` is not in 1 to n, and where [`softmax`] is an error; on Metal.

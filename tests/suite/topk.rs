@@ -102,6 +102,39 @@ fn shapes_strides_and_special_values() -> Result<()> {
     Ok(())
 }
 
+/// Where the greatest are not spread over a line: in order, in a few places, among few that are not masked, far from 0 and near each other; and lines that
+/// begin and end within 16 bytes.
+#[test]
+fn no_matter_where_the_greatest_are() -> Result<()> {
+    const INF: f64 = f64::INFINITY;
+    for device in devices() {
+        for dtype in DTYPES {
+            for len in [1501, 9001, 70_001].into_iter().filter(|&len| within_cap(3 * len)) {
+                let random = normal(3 * len, 3.0, 12);
+                let ascending: Vec<f64> = random
+                    .chunks(len)
+                    .flat_map(|line| sorted(line).into_iter().rev().map(|i| line[i as usize]))
+                    .collect();
+                let descending = ascending.chunks(len).flat_map(|line| line.iter().rev().copied()).collect();
+                let at_the_end =
+                    random.iter().enumerate().map(|(i, x)| if i % len > len - 100 { 50.0 + x } else { *x });
+                let few = random.iter().enumerate().map(|(i, x)| if i % 499 == 7 { *x } else { -INF });
+                let near = random.iter().map(|x| 100.0 + x / 16.0);
+                let negative = random.iter().map(|x| -5.0 - x.abs());
+                for values in
+                    [ascending, descending, at_the_end.collect(), few.collect(), near.collect(), negative.collect()]
+                {
+                    let xs = tensor(&values, 3 * len, dtype, &device)?;
+                    for k in [1, 8, 50, 130, 400] {
+                        check(&xs.narrow(0, 1, 2 * len)?.reshape((2, len))?, k)?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Of many equal numbers, more than are wanted, the first ones; in lines that a part of a warp, a block, and several blocks have.
 #[test]
 fn equal_numbers() -> Result<()> {

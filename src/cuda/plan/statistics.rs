@@ -28,10 +28,13 @@ const SHORT_TOP_K: [(usize, usize); 5] = [(32, 8), (64, 16), (128, WARP), (256, 
 const FEW_TOP_K: usize = 64;
 /// The elements that a warp writes the gradient of, as `kernels/top_k_backward.cu` has them.
 const TOP_K_GRADIENT: usize = 1024;
-/// Elements of a thread of a block that selects, and the most threads. On an H100, f32, k 50, us: 4096 x 2048 with 256 threads 82, 512 120; 1024 x 50257
-/// with 512 threads 190, 1024 207, 8 x 128256 in clusters of 16 20 and 24.
-const TOP_K_ELEMENTS: usize = 8;
-const TOP_K_BLOCK: usize = 512;
+/// Elements of a thread of longer lines, from as many on as fill the GPU and up to what so many blocks a line leave; and the threads of a block: at
+/// least twice as many as it is to find. On an H200, k 50, us, f32 / bf16: 4096 x 1025 with 128 threads 30 / 32, 256 51 / 55, 512 110 / 110, and k 8 with 64
+/// 20 / 22, 128 26 / 28; 1024 x 50257 with 128 81 / 67, 256 81 / 61, 512 85 / 66; 256 x 32000 with 128 22 / 18, 256 15.9 / 12.7, 512 15.5 / 12.7.
+const TOP_K_ELEMENTS: (usize, usize) = (16, 256);
+const TOP_K_BLOCKS: (usize, usize) = (64, 512);
+/// Threads that a multiprocessor has room for with that kernel's registers
+const TOP_K_RESIDENT: usize = 1024;
 /// Bytes that a block selects by: two numbers for each of 2048 digits, and 35 more.
 pub(super) const SELECT_BYTES: usize = (2 * 2048 + 35) * 4;
 /// The most places that a block finds, as `kernels/top_k.cu` has it: it sorts them in shared memory.
@@ -99,12 +102,16 @@ pub(crate) fn top_k(lines: Lines, k: usize, size: usize, device: DeviceFacts) ->
         let kernel = Kernel::TopKShortRows { most: most as u16 };
         return plan(kernel, lines.count().div_ceil(THREADS / lanes), THREADS);
     }
-    let threads = lines.len.div_ceil(TOP_K_ELEMENTS).next_power_of_two().clamp(THREADS, TOP_K_BLOCK);
-    // A rank of 4 bytes (f64: 8) and a place each, and room for as many again that are found with them
-    let room = k.next_power_of_two() * if size == 8 { 1 } else { 2 };
-    let shared_bytes = (room * 2 * size.max(4)).max(SELECT_BYTES) as u32;
+    let blocks = blocks_of_few(lines, size, 2, device);
+    let filling = TOP_K_RESIDENT * device.multiprocessors / (lines.count() * blocks);
+    let (least, most) = (lines.len / (TOP_K_ELEMENTS.1 * blocks), lines.len / (TOP_K_ELEMENTS.0 * blocks));
+    let threads = filling.checked_ilog2().map_or(0, |log| 1 << log).min(most).max(least).max(2 * k / blocks);
+    let threads = threads.next_power_of_two().clamp(TOP_K_BLOCKS.0, TOP_K_BLOCKS.1);
+    // A rank of 4 bytes (f64: 8) and a place each, and room for as many again that are found with them; and their order
+    let room = k.next_multiple_of(WARP) * if size == 8 { 1 } else { 2 };
+    let shared_bytes = (room * 2 * size.max(4) + 2 * k).max(SELECT_BYTES) as u32;
     let plan = Plan { shared_bytes, ..plan(Kernel::TopKRows, lines.count(), threads) };
-    in_clusters(plan, blocks_of_few(lines, size, 2, device))
+    in_clusters(plan, blocks)
 }
 
 /// The kernel for the gradient of the elements, given those of the weights of the greatest.

@@ -690,6 +690,9 @@ fn long_lines_are_shared_by_a_block_and_few_by_a_large_one() {
     assert_eq!(top_k(lines(8, 128_256, 1), 50, 4, HOPPER).cluster, 16);
     assert_eq!(top_k(lines(64, 128_256, 1), 50, 2, HOPPER).cluster, 2);
     assert_eq!(top_k(lines(1000, 128_256, 1), 50, 4, HOPPER).cluster, 1);
+    let threads = |outer, len, k| top_k(lines(outer, len, 1), k, 4, HOPPER).block;
+    assert_eq!([threads(4096, 1025, 8), threads(4096, 1025, 50), threads(4096, 1025, 1000)], [64, 128, 512]);
+    assert_eq!([threads(1024, 50_257, 50), threads(256, 32_000, 50), threads(1, 32_000, 50)], [256, 512, 512]);
 }
 
 /// Groups of threads: all lines have one, with a thread for each that lies side by side, and a block's threads know its cluster's blocks.
