@@ -218,35 +218,46 @@ where
     #[inline(always)]
     unsafe fn at_once<S: Simd>(&self, xs: *const T, found: &mut Vec<Found>, places: *mut u32) {
         let (len, k) = (self.len, self.k);
-        let (zero, one_each) = (T::Lanes::<S>::splat(T::Real::ZERO), T::Lanes::<S>::splat(T::Real::ONE));
         // The least of the greatest so far: only those that come before it can be among them.
-        let (mut least, mut least_number) = (None, zero);
+        let (mut least, mut least_number, mut least_of_each) =
+            (None, f64::NEG_INFINITY, T::Lanes::<S>::splat(T::Real::ZERO));
         found.clear();
         for start in (0..len).step_by(TOGETHER) {
             let count = TOGETHER.min(len - start);
             // SAFETY of the block: as promised by the caller.
             unsafe {
                 if least.is_some() && count == TOGETHER {
-                    let mut some = zero;
                     for i in (start..start + TOGETHER).step_by(T::Lanes::<S>::COUNT) {
                         S::prefetch(xs.wrapping_add(i + ahead::<T>()));
-                        // NaN is not less.
-                        some = T::load::<S>(xs.add(i)).if_less(least_number, zero, one_each).or_greater(some);
                     }
-                    if some.max_across() == T::Real::ZERO {
+                    if !some_reach::<S, T>(xs.add(start), TOGETHER, least_of_each) {
                         continue;
                     }
                 }
-                for place in start..start + count {
-                    let next = (Reverse(rank((*xs.add(place)).into())), place as u32);
-                    if least.is_some_and(|least| next > least) {
+                for from in (start..start + count).step_by(T::Lanes::<S>::COUNT) {
+                    let count = T::Lanes::<S>::COUNT.min(start + count - from);
+                    if least.is_some()
+                        && count == T::Lanes::<S>::COUNT
+                        && !some_reach::<S, T>(xs.add(from), count, least_of_each)
+                    {
                         continue;
                     }
-                    found.push(next);
-                    if found.len() == k + k.max(TOGETHER) {
-                        let &mut last = keep_first(found, k);
-                        least = Some(last);
-                        least_number = T::Lanes::<S>::splat(one::<S, T>(xs.add(last.1 as usize)));
+                    for place in from..from + count {
+                        let x = (*xs.add(place)).into();
+                        if x < least_number {
+                            continue;
+                        }
+                        let next = (Reverse(rank(x)), place as u32);
+                        if least.is_some_and(|least| next > least) {
+                            continue;
+                        }
+                        found.push(next);
+                        if found.len() == k + k.max(TOGETHER) {
+                            let &mut last = keep_first(found, k);
+                            least = Some(last);
+                            least_number = (*xs.add(last.1 as usize)).into();
+                            least_of_each = T::Lanes::<S>::splat(one::<S, T>(xs.add(last.1 as usize)));
+                        }
                     }
                 }
             }
@@ -359,6 +370,21 @@ impl<T: Element> TopKBackward<'_, T> {
             }
         }
     }
+}
+
+/// Whether some of `count` elements are not less; NaN is not.
+///
+/// # Safety
+/// The CPU has the instructions of `S`, and the elements are there, whole vectors of them.
+#[inline(always)]
+unsafe fn some_reach<S: Simd, T: Element>(xs: *const T, count: usize, least: T::Lanes<S>) -> bool {
+    let (zero, one) = (T::Lanes::<S>::splat(T::Real::ZERO), T::Lanes::<S>::splat(T::Real::ONE));
+    let mut some = zero;
+    for i in (0..count).step_by(T::Lanes::<S>::COUNT) {
+        // SAFETY: as promised by the caller.
+        some = unsafe { T::load::<S>(xs.add(i)) }.if_less(least, zero, one).or_greater(some);
+    }
+    some.max_across() > T::Real::ZERO
 }
 
 /// The first `k` of at least as many, in any order but for the last of them, which is answered.
