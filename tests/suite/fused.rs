@@ -132,10 +132,8 @@ fn kept(p: f64, seed: u64, line: usize, j: usize) -> bool {
 
 /// For each element in row-major order.
 struct Reference {
-    /// What is to come out, but for its rounding, …
-    exact: Vec<f64>,
-    /// … and by how much it may be off before that.
-    slack: Vec<f64>,
+    /// What is to come out, but for its rounding, and by how much it may be off before that.
+    results: Vec<(f64, f64)>,
     /// Of the scores, logits and sinks, and by how much those may be off.
     scores_gradient: Vec<(f64, f64)>,
     logits_gradient: Vec<(f64, f64)>,
@@ -157,8 +155,7 @@ fn reference(case: &Case, weights: &[f64]) -> Result<Reference> {
         if wide { (2f64.powi(-52), 1e-13, 1e-15, 2e-323) } else { (2f64.powi(-23), 1e-6, 1e-7, 1.3e-43) };
     let count = x.len();
     let mut found = Reference {
-        exact: vec![0.0; count],
-        slack: vec![0.0; count],
+        results: vec![(0.0, 0.0); count],
         scores_gradient: vec![(0.0, 0.0); count],
         logits_gradient: vec![(0.0, 0.0); count],
         sinks_gradient: vec![(0.0, 0.0); sinks.as_ref().map_or(0, Vec::len)],
@@ -220,7 +217,7 @@ fn reference(case: &Case, weights: &[f64]) -> Result<Reference> {
             let distance = if takes_part(&j) { (z[j] - max).abs() } else { 0.0 };
             let off = off + shifted * distance;
             let log = if empty { f64::NEG_INFINITY } else { z[j] - max - sum.ln() };
-            (found.exact[i], found.slack[i]) = match (empty, case.rows) {
+            found.results[i] = match (empty, case.rows) {
                 (true, MaskedRows::Nan) if sink.is_none() => (f64::NAN, 0.0),
                 _ if case.log && log == f64::NEG_INFINITY => (log, 0.0),
                 _ if case.log => (log, off + 3e-7 * log.abs() * relative / 1e-6),
@@ -285,7 +282,6 @@ fn check(case: &Case) -> Result<()> {
     }
     let weights = tensor(&normal(count, 1.0, 99), case.scores.shape(), case.out, &Device::Cpu)?;
     let reference = reference(case, &values(&weights)?)?;
-    let expected: Vec<_> = reference.exact.iter().copied().zip(reference.slack.iter().copied()).collect();
     for device in devices() {
         let case = case.on(&device)?;
         let var = |tensor: &Option<Tensor>| tensor.as_ref().map(Var::from_tensor).transpose();
@@ -300,18 +296,18 @@ fn check(case: &Case) -> Result<()> {
         let out = case.builder().forward(&case.scores)?;
         assert_eq!((out.dtype(), out.shape(), out.track_op()), (case.out, case.scores.shape(), false));
         assert!(out.is_contiguous());
-        check_values("result", &case, case.out, &values(&out)?, &expected)?;
+        check_values("result", &case, case.out, &values(&out)?, &reference.results)?;
 
         if case.out == case.scores.dtype() {
             let over = case.within()?.copy()?;
             case.builder().forward_inplace(&case.part(&over)?)?;
             let over = values(&over)?;
-            check_values("in place", &case, case.out, &over[case.before..], &expected)?;
+            check_values("in place", &case, case.out, &over[case.before..], &reference.results)?;
             assert!(over[..case.before].iter().all(|&x| x == 1.0), "{case:?} has written before its scores");
         }
 
         let out = tracked.builder().forward(&scores)?;
-        check_values("tracked result", &case, case.out, &values(&out)?, &expected)?;
+        check_values("tracked result", &case, case.out, &values(&out)?, &reference.results)?;
         let grads = (out * weights.to_device(&device)?)?.sum_all()?.backward()?;
         let gradient = |var: &Var| -> Result<Vec<f64>> {
             let gradient = grads.get(var).expect("a gradient");
@@ -1017,8 +1013,7 @@ fn a_temperature_divides() -> Result<()> {
             ] {
                 let case = Case { scale, ..Case::new(scores.clone()) };
                 let reference = reference(&case, &[0.0; 120])?;
-                let expected: Vec<_> = reference.exact.into_iter().zip(reference.slack).collect();
-                check_values("result", &case, dtype, &values(&softmax.forward(&on_device)?)?, &expected)?;
+                check_values("result", &case, dtype, &values(&softmax.forward(&on_device)?)?, &reference.results)?;
             }
         }
     }
@@ -1231,7 +1226,7 @@ fn check_composed(case: &Case) -> Result<()> {
         let more = if exact.is_infinite() { 0.0 } else { of_sum * if case.log { 1.0 } else { exact } };
         (exact, slack + more)
     };
-    let expected: Vec<_> = reference.exact.into_iter().zip(reference.slack).map(slack).collect();
+    let expected: Vec<_> = reference.results.into_iter().map(slack).collect();
     for device in devices() {
         let case = case.on(&device)?;
         let found = testing::composed(&case.builder(), &case.scores)?;
