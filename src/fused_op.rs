@@ -207,9 +207,7 @@ impl FusedOp {
     }
 
     fn over<S: Kernels>(&self, scores: &mut S, layout: &Layout, beside: Beside<Laid<S>>) -> Result<()> {
-        let Some(elements) = contiguous_range(layout) else {
-            return Err(candle_core::Error::RequiresContiguous { op: NAME });
-        };
+        let elements = contiguous_range(layout).ok_or(candle_core::Error::RequiresContiguous { op: NAME })?;
         self.around(layout.shape(), beside, |geometry, around| {
             S::forward_inplace(&self.options, geometry, scores, elements.start, around)
         })

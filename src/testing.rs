@@ -1,4 +1,5 @@
-//! For this crate's own tests and benchmarks: ops with an output given, and which kernel is taken. Not part of the API.
+//! For this crate's own tests and benchmarks: ops with an output given, which kernel is taken, and what a test goes without. Not part of
+//! the API.
 
 use crate::lines::{from_end, resolve_dim};
 use crate::op::{Output, Schedule, SoftmaxBackward, SoftmaxOp};
@@ -6,6 +7,20 @@ use crate::statistics::{Classes, Ignored, LineStatistics, LogSumExp, LossBackwar
 use crate::top_k::TopK;
 use crate::{composed, Softmax};
 use candle_core::{CustomOp1, Result, Tensor, D};
+use std::io::Write;
+
+/// How many GPUs there are; none without feature `cuda`.
+pub fn gpu_count() -> usize {
+    #[cfg(feature = "cuda")]
+    return candle_core::cuda_backend::cudarc::driver::CudaContext::device_count().unwrap_or(0) as usize;
+    #[cfg(not(feature = "cuda"))]
+    0
+}
+
+/// Says so where it is seen even if the test passes: of what is printed by macros libtest shows only what comes from tests that fail.
+pub fn say_skipped(what: &str, why: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped {what}: {why}");
+}
 
 /// What to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

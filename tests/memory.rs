@@ -4,9 +4,9 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_softmax::loss::CrossEntropy;
+use candle_softmax::testing::{gpu_count, say_skipped};
 use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax, Softmax};
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 const MEGABYTE: usize = 1 << 20;
@@ -86,15 +86,10 @@ mod cuda_pool {
 
 /// The CPU and, where there is one, a GPU.
 fn devices() -> Result<Vec<Device>> {
-    #[cfg(feature = "cuda")]
-    let gpus = candle_core::cuda_backend::cudarc::driver::CudaContext::device_count().unwrap_or(0);
-    #[cfg(not(feature = "cuda"))]
-    let gpus = 0;
-    if gpus > 0 {
+    if gpu_count() > 0 {
         return Ok(vec![Device::Cpu, Device::new_cuda(0)?]);
     }
-    // Not by a macro, of which libtest shows nothing where a test passes.
-    let _ = writeln!(std::io::stderr(), "skipped on CUDA: there is no GPU, or feature `cuda` is off");
+    say_skipped("on CUDA", "there is no GPU, or feature `cuda` is off");
     Ok(vec![Device::Cpu])
 }
 

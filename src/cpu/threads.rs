@@ -443,7 +443,6 @@ impl Work {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
 
     /// A call is made under locks, candle's and perhaps its caller's: no thread does other work of a pool before it is through.
     #[test]
@@ -547,9 +546,7 @@ mod tests {
     #[test]
     fn a_helper_comes() {
         if alone() {
-            // Not by a macro, of which libtest shows nothing where a test passes.
-            let _ = writeln!(std::io::stderr(), "skipped a_helper_comes: there is one thread only");
-            return;
+            return crate::testing::say_skipped("a_helper_comes", "there is one thread only");
         }
         let mut helped = false;
         for _ in 0..1_000_000 {

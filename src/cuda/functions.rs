@@ -223,26 +223,20 @@ pub(super) fn facts(device: &CudaDevice) -> Result<DeviceFacts> {
 /// family, or that is no number.
 fn switches() -> Result<(Option<Family>, Option<u32>)> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-    let family = match variable("CANDLE_SOFTMAX_KERNEL") {
-        Some(kernel) => match Family::ALL.into_iter().find(|(name, _)| *name == kernel) {
-            Some((_, family)) => Some(family),
+    let family = variable("CANDLE_SOFTMAX_KERNEL").map(|kernel| {
+        match Family::ALL.into_iter().find(|(name, _)| *name == kernel) {
+            Some((_, family)) => Ok(family),
             None => candle_core::bail!(
                 "candle-softmax: CANDLE_SOFTMAX_KERNEL is {kernel}, and the families of kernels are {}",
                 Family::ALL.map(|(name, _)| name).join(", ")
             ),
-        },
-        None => None,
-    };
-    let capability = match variable("CANDLE_SOFTMAX_COMPUTE_CAPABILITY") {
-        Some(text) => match text.parse() {
-            Ok(capability) => Some(capability),
-            Err(_) => {
-                candle_core::bail!("candle-softmax: CANDLE_SOFTMAX_COMPUTE_CAPABILITY is {text}, and not such as 75")
-            }
-        },
-        None => None,
-    };
-    Ok((family, capability))
+        }
+    });
+    let capability = variable("CANDLE_SOFTMAX_COMPUTE_CAPABILITY").map(|text| match text.parse() {
+        Ok(capability) => Ok(capability),
+        Err(_) => candle_core::bail!("candle-softmax: CANDLE_SOFTMAX_COMPUTE_CAPABILITY is {text}, and not such as 75"),
+    });
+    Ok((family.transpose()?, capability.transpose()?))
 }
 
 /// The function of `key`, loaded on `device`.

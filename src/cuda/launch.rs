@@ -623,9 +623,9 @@ pub(super) fn top_k_backward<T: CudaElement>(
 mod tests {
     use super::*;
     use crate::state::tests::{assert_close, cases};
-    use candle_core::cuda_backend::cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
+    use crate::testing::{gpu_count, say_skipped};
+    use candle_core::cuda_backend::cudarc::driver::{LaunchConfig, PushKernelArg};
     use candle_core::{builder_arg, Device};
-    use std::io::Write;
 
     const STATE_CASES: &str = include_str!(concat!(env!("OUT_DIR"), "/tests/state_cases.ptx"));
 
@@ -666,9 +666,8 @@ mod tests {
 
     #[test]
     fn table_of_cases() -> Result<()> {
-        if CudaContext::device_count().unwrap_or(0) == 0 {
-            // Not by a macro, of which libtest shows nothing where a test passes.
-            let _ = writeln!(std::io::stderr(), "skipped table_of_cases: there is no GPU");
+        if gpu_count() == 0 {
+            say_skipped("table_of_cases", "there is no GPU");
             return Ok(());
         }
         let device = Device::new_cuda(0)?;

@@ -1,10 +1,9 @@
 //! Special values, empty tensors, layouts and errors.
 
-use crate::support::{
-    check, check_result, devices, gpu_count, normal, say_skipped, tensor, values, within_cap, Op, DTYPES,
-};
+use crate::support::{check, check_result, devices, normal, tensor, values, within_cap, Op, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var, D};
 use candle_softmax::loss::CrossEntropy;
+use candle_softmax::testing::{gpu_count, say_skipped};
 use candle_softmax::{ops, ReduceSoftmax, Softmax};
 
 const INF: f64 = f64::INFINITY;

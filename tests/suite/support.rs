@@ -1,10 +1,10 @@
 //! Devices, ops and the reference that results are judged against.
 
 use candle_core::{DType, Device, Result, Shape, Tensor, D};
+use candle_softmax::testing::{gpu_count, say_skipped};
 use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
 use half::{bf16, f16};
 use rand::{rngs::StdRng, Rng, SeedableRng};
-use std::io::Write;
 use std::sync::{Once, OnceLock};
 
 pub const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
@@ -37,21 +37,9 @@ pub fn gpu_for(elements: usize) -> Option<Device> {
     None
 }
 
-/// Where it is seen even if the test passes: of what is printed by macros libtest shows only what comes from tests that fail.
-pub fn say_skipped(what: &str, why: &str) {
-    let _ = writeln!(std::io::stderr(), "skipped {what}: {why}");
-}
-
 /// Threads of the CPU to do it by. One alone writes large results past the caches, several do not.
 pub fn pool(threads: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool")
-}
-
-pub fn gpu_count() -> usize {
-    #[cfg(feature = "cuda")]
-    return candle_core::cuda_backend::cudarc::driver::CudaContext::device_count().unwrap_or(0) as usize;
-    #[cfg(not(feature = "cuda"))]
-    0
 }
 
 /// Whether tensors of this many elements are to be tested.
