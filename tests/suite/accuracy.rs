@@ -83,6 +83,28 @@ fn lines_with_one_great_element() -> Result<()> {
     Ok(())
 }
 
+/// Lines of about as many elements as a block has registers for, with and without what lies beside them in their first sector.
+#[test]
+fn lines_that_fill_a_block() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            for len in [8190, 16_377, 16_380, 16_383, 16_384, 32_763] {
+                let count = 40 * len;
+                if !within_cap(count) {
+                    continue;
+                }
+                let all = tensor(&normal(count + 1, 3.0, len as u64), count + 1, dtype, &device)?;
+                for at in [0, 1] {
+                    let xs = all.narrow(0, at, count)?.reshape((40, len))?;
+                    check(Op::Softmax, &xs, 1)?;
+                    check(Op::LogSoftmax, &xs, 1)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Results that leave the caches, and such that threads write side by side.
 #[test]
 fn many_megabytes() -> Result<()> {

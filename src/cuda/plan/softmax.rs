@@ -275,7 +275,9 @@ pub(super) fn block(lines: Lines, whole: bool, elements: Elements, device: Devic
     // Of large blocks two run on a multiprocessor at once; fetched ahead are half as many lines. 1024 x 32768 bf16: 1.04, without
     // 1.06.
     let ahead = if elements.size == 2 && threads > MAX_REGISTER_BLOCK / 2 { device.multiprocessors } else { 0 };
-    (threads <= MAX_REGISTER_BLOCK && lines.count() <= MAX_GRID)
+    // With so many registers a thread, blocks of f32 are of half as many threads, as `kernels/block_softmax.cu` has them.
+    let most = if elements.size == 4 && count == 64 { MAX_REGISTER_BLOCK / 2 } else { MAX_REGISTER_BLOCK };
+    (threads <= most && lines.count() <= MAX_GRID)
         .then(|| Plan { parameter: ahead as i32, ..plan(Kernel::Block { count, whole }, lines.count(), threads) })
 }
 

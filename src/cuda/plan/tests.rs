@@ -243,17 +243,28 @@ fn a_given_schedule_is_kept() {
     }
 }
 
+/// About powers of two and one and a half times those, where a table's entry ends, and threads may be some too many for what is a bit shorter.
+fn lengths() -> impl Iterator<Item = usize> + Clone {
+    let about =
+        (0..=20).flat_map(|log| [2 << log, 3 << log]).flat_map(|at: usize| [at.saturating_sub(7), at - 1, at, at + 1]);
+    about.filter(|&len| len > 0).chain([100, 1000, 100_003, 1 << 24, 1 << 32])
+}
+
 /// Every plan, forced or chosen, covers its lines and keeps the limits of the kernels and the device.
 #[test]
 fn plans_cover_the_lines() {
     let sizes = [1, 2, 3, 31, 127, 128, 129, 1000, 4096, 4097, 32_768, 100_003, 1 << 20, 1 << 24, 1 << 32];
-    let shapes = sizes.iter().flat_map(|&a| sizes.iter().flat_map(move |&b| [(a, b, 1), (1, b, a), (7, b, a)]));
+    let shapes = lengths().flat_map(|len| sizes.iter().flat_map(move |&n| [(n, len, 1), (1, len, n), (7, len, n)]));
     let families = Family::ALL.map(|(_, family)| Some(family)).into_iter().chain([None]);
     for ((outer, len, inner), forced) in shapes.flat_map(|shape| families.clone().map(move |forced| (shape, forced))) {
         let lines = lines(outer, len, inner);
         for (device, elements) in [(HOPPER, F32), (HOPPER, BF16), (TURING, F32), (HOPPER, Elements { size: 8, ..F32 })]
             .into_iter()
-            .flat_map(|(device, e)| [e, Elements { input_alignment: e.size, ..e }].map(|e| (device, e)))
+            .flat_map(|(device, e)| {
+                let [input, output] =
+                    [Elements { input_alignment: e.size, ..e }, Elements { output_alignment: e.size, ..e }];
+                [e, input, output, Elements { input_alignment: e.size, ..output }].map(|e| (device, e))
+            })
         {
             let plan = softmax(lines, None, elements, DeviceFacts { forced, ..device });
             check(lines, elements, device, plan);
@@ -289,13 +300,10 @@ fn backward_plans_cover_the_lines() {
     assert_eq!(kernel(lines(1 << 15, 33, 3), false, 2, TURING), Kernel::BackwardNarrow { whole: false });
     assert_eq!(kernel(lines(10, 100_000, 64), true, 2, HOPPER), Kernel::BackwardSplitColumns { whole: true });
     assert_eq!(kernel(lines(1, 10_000_001, 3), true, 2, HOPPER), Kernel::BackwardSplitColumns { whole: false });
-    for (len, (outer, inner)) in [1, 7, 8, 33, 64, 127, 511, 1000, 1001, 4096, 8192, 16_384, 128_256, 1 << 20, 1 << 24]
-        .into_iter()
-        .flat_map(|len| {
-            [(1, 1), (7, 1), (1 << 20, 1), (1 << 33, 1), (1, 3), (1 << 20, 3), (7, 64), (1, 4097), (300, 4096)]
-                .map(|lines| (len, lines))
-        })
-    {
+    for (len, (outer, inner)) in lengths().filter(|&len| len <= 1 << 24).flat_map(|len| {
+        [(1, 1), (7, 1), (1 << 20, 1), (1 << 33, 1), (1, 3), (1 << 20, 3), (7, 64), (1, 4097), (300, 4096)]
+            .map(|lines| (len, lines))
+    }) {
         for (size, whole) in [2, 4, 8].into_iter().flat_map(|size| [(size, true), (size, false)]) {
             let lines = lines(outer, len, inner);
             let plan = plan_of(lines, whole, size, HOPPER);
@@ -456,7 +464,7 @@ fn fused_plans_cover_the_lines() {
     }
     let sizes = [1, 3, 31, 100, 128, 129, 1000, 4096, 4097, 8193, 32_768, 100_003, 1 << 20, 1 << 33];
     let families = Family::ALL.map(|(_, family)| Some(family)).into_iter().chain([None]);
-    let shapes = sizes.iter().flat_map(|&len| sizes.iter().map(move |&outer| (len, outer)));
+    let shapes = lengths().chain([1 << 33]).flat_map(|len| sizes.iter().map(move |&outer| (len, outer)));
     for (forced, (len, outer)) in families.flat_map(|forced| shapes.clone().map(move |shape| (forced, shape))) {
         for (inner, backward, whole, size) in [
             (1, false, true, 2),
@@ -543,7 +551,7 @@ fn fused_plans_cover_the_lines() {
 #[test]
 fn plans_beside_softmax_cover_the_lines() {
     let sizes = [1, 2, 3, 31, 33, 128, 511, 512, 513, 1000, 4096, 32_768, 100_003, 128_256, 1 << 24];
-    for (outer, len, inner) in sizes.iter().flat_map(|&a| sizes.iter().flat_map(move |&b| [(a, b, 1), (3, b, a)])) {
+    for (outer, len, inner) in lengths().flat_map(|len| sizes.iter().flat_map(move |&n| [(n, len, 1), (3, len, n)])) {
         let lines = lines(outer, len, inner);
         if lines.elem_count() > 1 << 38 {
             continue; // more than a GPU's memory
