@@ -5,6 +5,8 @@
 // collected as the line is read, about 3k where elements are in no order, and sorted: by warps, and then each counts those before it among what the other
 // warps have. So a line is read once, and that third once more from a cache: the ceiling is half a copy.
 //
+// Where too few have anything but -inf, as of a masked line, all that do are collected, and the first places of those that do not.
+//
 // Where they are too many, the threshold is found by all tiles, and the line read twice. Where they are too many still, as of many equal ones, elements
 // are selected by digits: they are counted by the most significant digit of their rank, which says in which digit the k-th is, and then those of it by
 // the next (radix select; Alabi et al., 2012). Of equal ones the digits of the places are what decides. A line is read once for each digit.
@@ -13,7 +15,7 @@
 #include "top_k.cuh"
 
 // A threshold is found by one in FOUND_BY of a line's tiles.
-constexpr int FOUND_BY = 3, TOP_K_THREADS = 512, DIGIT_BITS = 11, DIGITS = 1 << DIGIT_BITS;
+constexpr int FOUND_BY = 3, TOP_K_THREADS = 512, DIGIT_BITS = 10, DIGITS = 1 << DIGIT_BITS;
 
 // Which keys are the greatest: those not below `prefix` once their lowest `shift` bits are taken off; of as many bits as were looked at so far.
 template <typename Key>
@@ -190,6 +192,11 @@ struct Collection {
     uint32_t* count;
     uint32_t room;
 
+    __device__ __forceinline__ void add(const Key& key) const {
+        const uint32_t at = atomicAdd(count, 1);
+        if (at < room) candidates[at] = key;
+    }
+
     // Calls one(i) for the candidates of the bits i that this lane wants; by all lanes of a warp.
     template <typename F>
     __device__ __forceinline__ void add(uint32_t wanted, const F& one) const {
@@ -258,6 +265,7 @@ __device__ __forceinline__ void rows(const T* x, const TopK<T>& call, int64_t le
     // Tiles that the threshold is found by
     int looked_at = 2 * of_block <= having && 4 * k <= room ? (tiles + FOUND_BY - 1) / FOUND_BY : tiles;
     const auto rank_from = [](R x) { return Rank(rank_of(x) >> UNUSED_BITS<T>); };
+    const auto candidate_at = [&](int64_t i) { return Keys<T>::of(short_rank_of(x[i]), static_cast<uint32_t>(i)); };
     auto state = SoftmaxState<R>::empty();
     bool adds = !call.renormalise;
     uint32_t found;
@@ -292,16 +300,17 @@ __device__ __forceinline__ void rows(const T* x, const TopK<T>& call, int64_t le
                 Cluster::sync();
                 for (int block = 0; block < blocks; block++) threshold = thresholds[block] < threshold ? thresholds[block] : threshold;
             }
-            if (threshold <= rank_from(negative_infinity<R>())) {
-                // Fewer than that have anything but -inf.
-                selects = looked_at >= tiles;
-                looked_at = tiles;
-                continue;
-            }
             ranks.prefix = threshold;
+            // Fewer than that have anything but -inf.
+            if (threshold <= rank_from(negative_infinity<R>())) {
+                ranks.prefix = rank_from(LOWEST<T>);
+#pragma unroll 1
+                for (int i = threadIdx.x; Cluster::rank() == 0 && i < k; i += blockDim.x) {
+                    if (short_rank_of(x[i]) < ranks.prefix) collection.add(candidate_at(i));
+                }
+            }
         }
         const Rank least = ranks.prefix << ranks.shift;
-        const auto candidate_at = [&](int64_t i) { return Keys<T>::of(short_rank_of(x[i]), static_cast<uint32_t>(i)); };
         // Whether it is one, of those that are not below the least
         const auto is_first = [&](int64_t i) {
             const Rank rank = short_rank_of(x[i]);

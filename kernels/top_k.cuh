@@ -3,6 +3,12 @@
 #pragma once
 #include "reduce.cuh"
 
+// The least number of T above -inf
+template <typename T> constexpr Real<T> LOWEST = -3.40282347e38f;
+template <> constexpr double LOWEST<double> = -1.7976931348623157e308;
+template <> constexpr float LOWEST<__half> = -65504.0f;
+template <> constexpr float LOWEST<__nv_bfloat16> = -3.38953139e38f;
+
 // Numbers in an order without exceptions: -0 is 0, and NaN, all of them equal, is greater than +inf, as in torch.topk.
 __device__ __forceinline__ uint32_t rank_of(float x) {
     const int32_t bits = __float_as_int(x == 0.0f ? 0.0f : x);

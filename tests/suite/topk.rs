@@ -3,6 +3,7 @@
 use crate::support::{check_element, devices, normal, reference, tensor, values, within_cap, Op, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var, D};
 use candle_softmax::ops;
+use half::{bf16, f16};
 use std::cmp::Ordering;
 
 /// The places of all elements, greatest first, NaN before anything, equal ones in their order.
@@ -102,13 +103,19 @@ fn shapes_strides_and_special_values() -> Result<()> {
     Ok(())
 }
 
-/// Where the greatest are not spread over a line: in order, in a few places, among few that are not masked, far from 0 and near each other; and lines that
-/// begin and end within 16 bytes.
+/// Where the greatest are not spread over a line: in order, in a few places, among few that are not masked, be these the least numbers there are, or
+/// where a kernel looks last, far from 0 and near each other; and lines that begin and end within 16 bytes.
 #[test]
 fn no_matter_where_the_greatest_are() -> Result<()> {
     const INF: f64 = f64::INFINITY;
     for device in devices() {
         for dtype in DTYPES {
+            let least = match dtype {
+                DType::F64 => f64::MIN,
+                DType::F32 => f32::MIN.into(),
+                DType::F16 => f16::MIN.into(),
+                _ => bf16::MIN.into(),
+            };
             for len in [1501, 9001, 70_001].into_iter().filter(|&len| within_cap(3 * len)) {
                 let random = normal(3 * len, 3.0, 12);
                 let ascending: Vec<f64> = random
@@ -119,11 +126,21 @@ fn no_matter_where_the_greatest_are() -> Result<()> {
                 let at_the_end =
                     random.iter().enumerate().map(|(i, x)| if i % len > len - 100 { 50.0 + x } else { *x });
                 let few = random.iter().enumerate().map(|(i, x)| if i % 499 == 7 { *x } else { -INF });
+                let least = (0..3 * len).map(|i| if i % 499 == 7 { least } else { -INF });
+                let looked_at_last =
+                    random.iter().enumerate().map(|(i, x)| if 4 * i % len > len / 4 * 3 { *x } else { -INF });
                 let near = random.iter().map(|x| 100.0 + x / 16.0);
                 let negative = random.iter().map(|x| -5.0 - x.abs());
-                for values in
-                    [ascending, descending, at_the_end.collect(), few.collect(), near.collect(), negative.collect()]
-                {
+                for values in [
+                    ascending,
+                    descending,
+                    at_the_end.collect(),
+                    few.collect(),
+                    least.collect(),
+                    looked_at_last.collect(),
+                    near.collect(),
+                    negative.collect(),
+                ] {
                     let xs = tensor(&values, 3 * len, dtype, &device)?;
                     for k in [1, 8, 50, 130, 400] {
                         check(&xs.narrow(0, 1, 2 * len)?.reshape((2, len))?, k)?;

@@ -35,8 +35,10 @@ const TOP_K_ELEMENTS: (usize, usize) = (16, 256);
 const TOP_K_BLOCKS: (usize, usize) = (64, 512);
 /// Threads that a multiprocessor has room for with that kernel's registers
 const TOP_K_RESIDENT: usize = 1024;
-/// Bytes that a block selects by: two numbers for each of 2048 digits, and 35 more.
-pub(super) const SELECT_BYTES: usize = (2 * 2048 + 35) * 4;
+/// Bytes that a block selects by: two numbers for each of 1024 digits, and 35 more. Twice as many digits left room for 13 blocks of 64 threads for 16.
+pub(super) const SELECT_BYTES: usize = (2 * 1024 + 35) * 4;
+/// Up to so many places have room for four times as many: a third of a line tells a threshold that about three times as many reach.
+const TOP_K_BY_THIRD: usize = 512;
 /// The most places that a block finds, as `kernels/top_k.cu` has it: it sorts them in shared memory.
 pub(crate) const MOST_TOP_K: usize = 2048;
 
@@ -107,9 +109,13 @@ pub(crate) fn top_k(lines: Lines, k: usize, size: usize, device: DeviceFacts) ->
     let (least, most) = (lines.len / (TOP_K_ELEMENTS.1 * blocks), lines.len / (TOP_K_ELEMENTS.0 * blocks));
     let threads = filling.checked_ilog2().map_or(0, |log| 1 << log).min(most).max(least).max(2 * k / blocks);
     let threads = threads.next_power_of_two().clamp(TOP_K_BLOCKS.0, TOP_K_BLOCKS.1);
-    // A rank of 4 bytes (f64: 8) and a place each, and room for as many again that are found with them; and their order
-    let room = k.next_multiple_of(WARP) * if size == 8 { 1 } else { 2 };
-    let shared_bytes = (room * 2 * size.max(4) + 2 * k).max(SELECT_BYTES) as u32;
+    // A rank of 4 bytes (f64: 8) and a place each, and of more places as many again, which are found with them; and their order
+    let room = match k {
+        ..=TOP_K_BY_THIRD => 4 * k,
+        _ if size == 8 => k,
+        _ => 2 * k,
+    };
+    let shared_bytes = (room.next_multiple_of(WARP) * 2 * size.max(4) + 2 * k).max(SELECT_BYTES) as u32;
     let plan = Plan { shared_bytes, ..plan(Kernel::TopKRows, lines.count(), threads) };
     in_clusters(plan, blocks)
 }
