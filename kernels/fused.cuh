@@ -1,6 +1,6 @@
 // Softmax with what models put around it, in the same pass over the scores; src/fused.rs says what each part means. The
-// logits are bias + softcap(scale * score), and -inf where masked; keys outside a line's window are not read. What a call
-// does not ask for is a branch that all threads take alike.
+// logits are bias + softcap(scale * score), and -inf where masked; keys outside a line's window are not read, but by tiles and
+// by what walks a line for the second time. What a call does not ask for is a branch that all threads take alike.
 #pragma once
 #include "exchange.cuh"
 #include "pack.cuh"
@@ -313,7 +313,7 @@ struct Exponential {
             reference = none ? R(0) : max;
             factor = unscale = R(1);
         } else {
-            factor = is_great(max) ? 1.0f : 1.44269504f;
+            factor = is_great(max) ? power_over(max) : 1.44269504f;
             reference = (none ? R(0) : product(max, factor)) - Element<T>::LOG2_EXP_SCALE;
             unscale = none ? R(1) : flushed_power_of_two(fmaf(max, -factor, reference));
             halve();
@@ -810,10 +810,10 @@ struct GradientNumbers {
 // What a line's gradient is made with.
 template <typename R>
 struct WeighedLine {
-    R dot;       // the sum of g, which dropout's scale multiplies, weighted with the probabilities or, of log-softmax, not
-    R factor;    // what the exponentials of this warp are multiplied with to be probabilities; 0 if nothing takes part
+    R dot;       // the sum of g weighted with the probabilities or, of log-softmax, not
+    R factor;    // what the exponentials of this warp are multiplied with to be probabilities, times dropout's scale; 0 if nothing takes part
     R warp_max;  // what they are relative to
-    R sink;      // the sink's probability
+    R sink;      // the sink's probability, times dropout's scale
 };
 
 // Given the greatest of the logits that this thread holds.
@@ -852,18 +852,18 @@ __device__ __forceinline__ WeighedLine<Real<T>> weigh(const Fused<Real<T>>& call
         line.max = with.max, line.sum = with.sum;
     }
     if (line.max == negative_infinity<R>() && line.sum == R(0)) return {line.dot, R(0), max, R(0)};
-    const R reference = part_reference(line.max), inverse = reciprocal(line.sum);
-    const R factor = quick_exponential(held.logit(max) - reference) * exponential.unscale * inverse;
-    return {call.log ? line.dot : line.dot * call.kept_scale * inverse, factor, max, quick_exponential(sink - reference) * inverse};
+    const R reference = part_reference(line.max), inverse = reciprocal(line.sum), scale = inverse * call.kept_scale;
+    const R factor = quick_exponential(held.logit(max) - reference) * exponential.unscale * scale;
+    return {call.log ? line.dot : line.dot * inverse, factor, max, quick_exponential(sink - reference) * scale};
 }
 
 // The gradient of a logit of which the exponential was e, and the result's gradient g.
 template <bool FINITE, typename R>
 __device__ __forceinline__ R logit_gradient(const Fused<R>& call, const WeighedLine<R>& line, R e, R g) {
-    if (FINITE) return e * line.factor * fma(g, call.kept_scale, -line.dot);
-    // What takes no part has 0, or of log-softmax g, whatever the others are.
+    if (FINITE) return e * line.factor * (g - line.dot);
+    // What takes no part has 0, or of log-softmax, which drops nothing, g, whatever the others are.
     const R p = e == R(0) ? R(0) : e * line.factor, one = R(1);
-    const R gradient = (call.log ? one : p) * fma(g, call.kept_scale, -line.dot * (call.log ? p : one));
+    const R gradient = (call.log ? one : p) * (g - line.dot * (call.log ? p : one));
     return p == R(0) ? (call.log ? g : R(0)) : gradient;
 }
 

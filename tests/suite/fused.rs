@@ -537,6 +537,37 @@ fn great_logits() -> Result<()> {
     Ok(())
 }
 
+/// Logits that are neighbours among the numbers, but so far from each other that only the greatest counts.
+#[test]
+fn great_neighbours() -> Result<()> {
+    for (len, greatest) in
+        [8, 64, 77, 300, 2000, 4096, 9001, 20_000].into_iter().flat_map(|len| [(len, 1.4e9), (len, -1.4e9)])
+    {
+        let number = |i| match (i % len, i % 3) {
+            (5, _) => greatest,
+            (_, 0) => f64::NEG_INFINITY,
+            _ => greatest - 128.0,
+        };
+        let numbers: Vec<f64> = (0..2 * len).map(number).collect();
+        let ones = (0..2 * len).map(|i| f64::from(u8::from(i % len == 5)));
+        for device in devices() {
+            let f32s = tensor(&numbers, (2, len), DType::F32, &device)?;
+            // The same of half precision, by a bias
+            let halves = Tensor::full(half::bf16::from_f64(greatest), (2, len), &device)?;
+            let bias = f32s.affine(1.0, -greatest)?.to_dtype(DType::BF16)?;
+            for (softmax, scores) in [(Softmax::new(), f32s), (Softmax::new().bias(&bias), halves)] {
+                let found = values(&softmax.forward(&scores)?)?;
+                assert!(
+                    found.into_iter().eq(ones.clone()),
+                    "{greatest} in {len} of {:?} on {device:?}",
+                    scores.dtype()
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Short lines of which many are in work together, relative to what is the maximum of one of them and its sink.
 #[test]
 fn lines_far_from_each_other() -> Result<()> {
@@ -1539,6 +1570,30 @@ fn the_gradient_of_the_result_does_not_count_where_it_is_masked() -> Result<()> 
                     assert!((found - expected).abs() <= 1e-6, "{what}: {found} where {expected} is due");
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// What the gradient of a result that is masked is multiplied with may be more than a number: it does not count.
+#[test]
+fn great_gradients_where_masked() -> Result<()> {
+    for device in devices() {
+        for (dtype, len) in
+            [DType::F32, DType::BF16].into_iter().flat_map(|dtype| [64, 77, 1000, 4096, 9001].map(|len| (dtype, len)))
+        {
+            let keep: Vec<u8> = (0..len).map(|j| u8::from(j % 3 != 1)).collect();
+            let softmax = Softmax::new().mask(&Tensor::new(&keep[..], &device)?).dropout(0.5, 9);
+            let scores = Var::from_tensor(&tensor(&normal(len, 1.0, 9), (1, len), dtype, &device)?)?;
+            let gradient_with = |masked: f32| -> Result<Vec<f64>> {
+                let weights = (0..len).map(|j| if keep[j] == 1 { (j % 7) as f32 - 3.0 } else { masked });
+                let weights = Tensor::from_iter(weights, &device)?.unsqueeze(0)?.to_dtype(dtype)?;
+                let grads = (softmax.forward(&scores)? * weights)?.sum_all()?.backward()?;
+                values(grads.get(&scores).expect("a gradient"))
+            };
+            let expected = gradient_with(0.0)?;
+            assert!(expected.iter().any(|&g| g != 0.0));
+            assert_eq!(gradient_with(3e38)?, expected, "{len} of {dtype:?} on {device:?}");
         }
     }
     Ok(())
