@@ -63,7 +63,7 @@ pub const AROUND: &[Around] = &[
     Around { dims: &[340_654, 197], calls: &["logsumexp"] },
 ];
 
-/// What is timed on a shape that was asked for, along any dimension, and …
+/// What is timed on a shape that was asked for, along any dimension, …
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub const OWN_CALLS: &[&str] = &[
     "softmax_backward",
@@ -76,6 +76,8 @@ pub const OWN_CALLS: &[&str] = &[
     "dropout",
     "scale backward",
     "softcap backward",
+    CAUSAL,
+    CAUSAL_BACKWARD,
     "cross_entropy kernel",
     "cross_entropy kernels with backward",
     TOP_K,
@@ -83,15 +85,24 @@ pub const OWN_CALLS: &[&str] = &[
     "topk_softmax backward",
     "topk_softmax of all backward",
 ];
-/// … along the last one: of 8 in lines of up to 1024, which a router has, and of 50 in longer ones, renormalised and not.
+/// … the last of several, …
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+const CAUSAL: &str = "scale + causal";
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+const CAUSAL_BACKWARD: &str = "scale + causal backward";
+/// … or the last one: of 8 in lines of up to 1024, which a router has, and of 50 in longer ones, renormalised and not.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 const TOP_K: &str = "topk_softmax";
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 const TOP_K_OF_ALL: &str = "topk_softmax of all";
 
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-pub fn is_of_last_dimension(call: &str) -> bool {
-    call.starts_with(TOP_K)
+pub fn is_along(call: &str, shape: &Shape) -> bool {
+    let last = shape.dim + 1 == shape.dims.len();
+    match call {
+        CAUSAL | CAUSAL_BACKWARD => last && shape.dim > 0,
+        _ => last || !call.starts_with(TOP_K),
+    }
 }
 
 /// On the CPU: calls of the builder to be timed beside plain softmax, by name.
@@ -272,7 +283,7 @@ pub fn call(name: &str, dims: &[usize], dim: usize, dtype: DType, device: &Devic
             let g = ops::logsumexp_keepdim(&xs, dim)?;
             Box::new(move || testing::logsumexp_backward(&xs, &g, dim))
         }
-        top_k if is_of_last_dimension(top_k) => {
+        top_k if top_k.starts_with(TOP_K) => {
             let k = (if dims[dim] <= 1024 { 8 } else { 50 }).min(dims[dim]);
             let renormalise = !name.contains(TOP_K_OF_ALL);
             if !name.ends_with(BACKWARD) {

@@ -1,6 +1,6 @@
 //! Measures on a CUDA device.
 
-use crate::around::{call, is_of_last_dimension, Call, AROUND, OWN_CALLS};
+use crate::around::{call, is_along, Call, AROUND, OWN_CALLS};
 use crate::report::{write_csv, Facts, Row, FIRST_CALL};
 use crate::shapes::{dim_name, shape_name, Own, Shape, CANDLE, CANDLE_LAST_DIM, GPU_SHAPES, OURS};
 use crate::{check, median, Args};
@@ -199,9 +199,7 @@ fn around_wanted(args: &Args) -> Result<Vec<(Shape, Vec<&'static str>)>> {
     let all = known.chain(own.into_iter().map(|shape| (shape, OWN_CALLS)));
     let asked = |name: &str| args.calls.is_empty() || args.calls.iter().any(|call| call == name);
     let each = |(shape, calls): (Shape, &'static [&'static str])| {
-        let last = shape.dim + 1 == shape.dims.len();
-        let calls = calls.iter().copied().filter(|&name| asked(name) && (last || !is_of_last_dimension(name)));
-        let calls = calls.collect();
+        let calls = calls.iter().copied().filter(|&name| asked(name) && is_along(name, &shape)).collect();
         (shape, calls)
     };
     Ok(all.map(each).collect())
