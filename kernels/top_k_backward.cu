@@ -19,7 +19,9 @@ __device__ __forceinline__ void backward(const T* x, const T* weights, const T* 
     for (int n = lane; n < k; n += 32) dot += Element<T>::read(weights[n]) * Element<T>::read(g[n]);
     dot = warp_group_reduce(dot, 32, [](R a, R b) { return a + b; });
     if (sums) {
-        const R max = Element<T>::read(x[places[0]]), factor = -dot / sums[line];
+        // Callers have the places, too, and may have written over them.
+        const uint32_t first = places[0];
+        const R max = first < len ? Element<T>::read(x[first]) : R(NAN), factor = -dot / sums[line];
 #pragma unroll 4
         for (int64_t i = begin + lane; i < end; i += 32) {
             grad[i] = Element<T>::write(factor * quick_exponential(Element<T>::read(x[i]) - max));

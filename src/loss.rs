@@ -3,10 +3,12 @@
 //! The logits are read once forward; backward reads them once more and writes the gradient. Both run on the CPU and on
 //! CUDA, and take f16, bf16, f32 and f64 logits with any strides.
 
-use crate::lines::{storage_address, unsupported_dtype};
+use crate::lines::storage_address;
 use crate::op::{check_dtype, normal_numbers};
-use crate::statistics::{computed_in, Classes, Ignored, LineStatistics, KEPT, LOG_P, LOG_SUM_EXP, SMOOTH, WEIGHT};
-use candle_core::{DType, Result, Tensor};
+use crate::statistics::{
+    check_gradient_of_lines, computed_in, Classes, Ignored, LineStatistics, KEPT, LOG_P, LOG_SUM_EXP, SMOOTH, WEIGHT,
+};
+use candle_core::{DType, Error, Result, Tensor};
 
 /// What becomes of the losses of the targets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -193,12 +195,15 @@ impl CrossEntropy {
         if targets.elem_count() > 0 && classes == 0 {
             candle_core::bail!("{name}: logits of shape {:?} have no classes", logits.shape())
         }
+        if logits.track_op() {
+            check_gradient_of_lines(name, targets.elem_count(), logits.device().location())?;
+        }
         let statistics = logits.apply_op1(op)?;
         let (kept, weight) = (statistics.detach().get(KEPT)?, statistics.detach().get(WEIGHT)?);
         let log_p = statistics.get(LOG_P)?;
         let mut losses = if weighted { (log_p * &weight)?.neg()? } else { log_p.neg()? };
         if smooth {
-            let spread = (statistics.get(SMOOTH)? * (-self.label_smoothing / classes as f64))?;
+            let spread = (statistics.get(SMOOTH)? * (-self.label_smoothing / classes.max(1) as f64))?;
             losses = ((losses * (1.0 - self.label_smoothing))? + spread)?;
         }
         let squares = match self.z_loss {
@@ -245,7 +250,7 @@ impl CrossEntropy {
             )
         }
         if !matches!(targets.dtype(), DType::I64 | DType::U32 | DType::U8) {
-            return Err(candle_core::Error::UnsupportedDTypeForOp(targets.dtype(), name)
+            return Err(Error::UnsupportedDTypeForOp(targets.dtype(), name)
                 .context(format!("{name}: targets are i64 or u32 class indices, convert with to_dtype first")));
         }
         if !logits.device().same_device(targets.device()) {
@@ -264,7 +269,7 @@ impl CrossEntropy {
                 )
             }
             if weight.dtype() != logits.dtype() && weight.dtype() != DType::F32 {
-                return Err(unsupported_dtype(weight.dtype(), name).context(format!(
+                return Err(Error::UnsupportedDTypeForOp(weight.dtype(), name).context(format!(
                     "{name}: weight of {:?} for logits of {:?}, it must be of the same dtype or f32",
                     weight.dtype(),
                     logits.dtype()

@@ -142,7 +142,8 @@ pub fn logsumexp_keepdim<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
 /// not renormalised take reading them once more. More than 2048 places are found on the CPU.
 ///
 /// # Errors
-/// If `k` is not in 1 to n, and where [`softmax`] is an error; on Metal.
+/// If `k` is not in 1 to n, n is more than 2³² − 1, and where [`softmax`] is an error; on Metal. The gradient goes to the places: if these are
+/// written over before with what are none of a line, `backward` is an error, and on CUDA the gradient NaN.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -162,7 +163,8 @@ pub fn topk_softmax(logits: &Tensor, k: usize, renormalise: bool) -> Result<(Ten
     if k == 0 || k > len || len > u32::MAX as usize {
         let may_be = match len {
             0 => "there is nothing in a line".to_string(),
-            _ => format!("k must be in 1 to {}", len.min(u32::MAX as usize)),
+            _ if len > u32::MAX as usize => format!("lines may have up to {} elements, split them", u32::MAX),
+            _ => format!("k must be in 1 to {len}"),
         };
         candle_core::bail!("{name}: the {k} greatest of logits of shape {:?}, {may_be}", logits.shape())
     }

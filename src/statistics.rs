@@ -12,8 +12,8 @@ use crate::ops;
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cpu_backend::CpuDevice;
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, CustomOp3, DType, Layout, MetalStorage, Result, Shape, Storage, Tensor,
-    WithDType, D,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp3, DType, DeviceLocation, Layout, MetalStorage, Result, Shape, Storage,
+    Tensor, WithDType, D,
 };
 
 /// How many numbers [`LineStatistics`] gives for a line. `kernels/statistics.cuh` has the same list.
@@ -121,7 +121,9 @@ impl CustomOp1 for LogSumExp {
             return Ok(Some(arg.zeros_like()?));
         }
         let dim = resolve_dim(self.dim, arg.shape(), self.name)?;
-        if arg.dim(dim)? < LEAST_OF_LOSS && arg.elem_count() <= MOST_OF_CANDLE {
+        // candle sums the gradient that a product has for `grad_res`, in half precision too.
+        let short = arg.dim(dim)? < LEAST_OF_LOSS && !grad_res.track_op();
+        if short && arg.elem_count() <= MOST_OF_CANDLE {
             return Ok(Some(ops::softmax(arg, self.dim)?.broadcast_mul(grad_res)?));
         }
         let targets = Tensor::zeros(grad_res.elem_count(), DType::I64, arg.device())?;
@@ -136,9 +138,22 @@ impl CustomOp1 for LogSumExp {
 /// `numbers`, one for each line, as the [`LOG_SUM_EXP`] of lines that have nothing else.
 fn only_log_sum_exp(numbers: &Tensor) -> Result<Tensor> {
     let lines = numbers.elem_count();
+    check_gradient_of_lines("logsumexp-backward", lines, numbers.device().location())?;
     let zeros = |rows| Tensor::zeros((rows, lines), numbers.dtype(), numbers.device());
     let (before, behind) = (zeros(LOG_SUM_EXP)?, zeros(STATISTICS - LOG_SUM_EXP - 1)?);
     Tensor::cat(&[before, numbers.reshape((1, lines))?, behind], 0)
+}
+
+/// An error where the gradient of a few of the [`STATISTICS`], which candle lays beside zeros, would go wrong: on CUDA it counts the elements
+/// that it copies there in 32 bits.
+pub(crate) fn check_gradient_of_lines(op: &'static str, lines: usize, device: DeviceLocation) -> Result<()> {
+    let most = u32::MAX as usize / (STATISTICS - 1);
+    if lines > most && matches!(device, DeviceLocation::Cuda { .. }) {
+        candle_core::bail!(
+            "{op}: a gradient of {lines} lines takes candle's ops, which on CUDA can do with {most}; split the tensor"
+        )
+    }
+    Ok(())
 }
 
 /// The target whose lines are ignored.
@@ -380,8 +395,11 @@ impl CustomOp3 for LossBackward {
         }
         let dim = self.classes.dim;
         check_gradient(Self::NAME, x.shape(), x.device().location())?;
-        let of_gradient = (ops::softmax(x, dim)? * grad_res)?.sum_keepdim(dim)?;
-        let of_x = (res * grad_res.broadcast_sub(&of_gradient)?)?;
-        Ok((Some(of_x), None, Some(only_log_sum_exp(&of_gradient.to_dtype(computed_in(x.dtype()))?)?)))
+        // candle sums half precision in half precision.
+        let wide = |xs: &Tensor| xs.to_dtype(computed_in(x.dtype()));
+        let grad_res = wide(grad_res)?;
+        let of_gradient = (wide(&ops::softmax(x, dim)?)? * &grad_res)?.sum_keepdim(dim)?;
+        let of_x = (wide(res)? * grad_res.broadcast_sub(&of_gradient)?)?.to_dtype(x.dtype())?;
+        Ok((Some(of_x), None, Some(only_log_sum_exp(&of_gradient)?)))
     }
 }

@@ -203,7 +203,12 @@ impl CustomOp3 for TopKBackward {
             let xs = &xs[x.start()..][..lines.elem_count()];
             let found = [of(&weights, places.len())?, of(&gradients, places.len())?];
             let sums = sums.map(CpuStorage::as_slice).transpose()?;
-            cpu::top_k_backward(xs, found, places, sums, lines)
+            match cpu::top_k_backward(xs, found, places, sums, lines) {
+                Some(gradient) => gradient,
+                None => {
+                    bail!("{}: the places were written over, some are outside of lines of {}", Self::NAME, lines.len)
+                }
+            }
         });
         Ok((gradient, x_layout.shape().clone()))
     }

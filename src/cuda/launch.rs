@@ -615,7 +615,7 @@ pub(super) fn top_k_backward<T: CudaElement>(
         .push(plan.parameter as u64);
     let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
     // SAFETY: these are the parameters of the kernel, and the lengths are checked above; a place outside its line is of no part of it, and
-    // only the first of a line is read at.
+    // the first of a line is only read at where it is within.
     unsafe { launch(&stream, key, device, plan, arguments) }
 }
 

@@ -1703,6 +1703,10 @@ fn in_place_errors() -> Result<()> {
         fails(Softmax::new().bias(&scores.narrow(0, 0, 1)?), &scores, &["bias", "memory"]);
         fails(Softmax::new().out_dtype(DType::F16), &scores, &["F32", "F16", "out_dtype"]);
         fails(Softmax::new(), &scores.transpose(0, 2)?, &["contiguous", "forward"]);
+        // A mask has no gradient, whatever it is made of.
+        let filled = Tensor::zeros((2, 3, 4), DType::F32, &device)?;
+        Softmax::new().mask(&var.ge(0f32)?).forward_inplace(&filled)?;
+        assert!(values(&filled)?.iter().all(|&p| p == 0.25));
         // Into a part of a tensor
         let whole = make(&[5, 7], 1.0, 1, DType::F32)?.to_device(&device)?;
         let before = values(&whole)?;

@@ -340,3 +340,30 @@ fn check_second_order(x: &Var, g: &Var, weights: &Tensor) -> Result<()> {
     }
     Ok(())
 }
+
+/// What candle's own sums would lose: Σ p of as many terms in half precision.
+#[test]
+fn second_order_of_long_lines() -> Result<()> {
+    for device in devices() {
+        for (dtype, unit) in [(DType::F32, 1e-6), (DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
+            for len in [300, 32_768] {
+                let x = Var::from_tensor(&tensor(&normal(len, 1.0, 7), (1, len), dtype, &device)?)?;
+                let weights = tensor(&normal(len, 0.1, 8), (1, len), dtype, &device)?.affine(1.0, 1.0)?;
+                let first = ops::logsumexp(&x, 1)?.sum_all()?.backward()?.get(&x).expect("tracked").clone();
+                let second = (first * &weights)?.sum_all()?.backward()?;
+                let (logits, w) = (values(&x)?, values(&weights)?);
+                let max = logits.iter().copied().fold(-INF, f64::max);
+                let sum: f64 = logits.iter().map(|x| (x - max).exp()).sum();
+                let p: Vec<f64> = logits.iter().map(|x| (x - max).exp() / sum).collect();
+                let total: f64 = p.iter().zip(&w).map(|(p, w)| p * w).sum();
+                for ((found, p), w) in values(second.get(&x).expect("tracked"))?.iter().zip(p).zip(w) {
+                    // p, the product and the sum are rounded, and what is smaller than a number is.
+                    let bound = 4.0 * unit * p * (w.abs() + total.abs()) + 2f64.powi(-23) * w.abs();
+                    let exact = p * (w - total);
+                    assert!((found - exact).abs() <= bound, "{device:?} {dtype:?} {len}: {found} for {exact}");
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -276,6 +276,35 @@ fn gradients_of_a_part() -> Result<()> {
     Ok(())
 }
 
+/// The gradient goes by the places, which callers have, too: it is never read or written at what is none of them.
+#[test]
+fn places_written_over() -> Result<()> {
+    for device in devices() {
+        for renormalise in [true, false] {
+            let xs = Var::from_tensor(&tensor(&normal(12, 1.0, 13), (3, 4), DType::F32, &device)?)?;
+            let (weights, places) = ops::topk_softmax(&xs, 2, renormalise)?;
+            places.slice_set(&Tensor::full(u32::MAX, (1, 2), &device)?, 0, 1)?;
+            match weights.sum_all()?.backward() {
+                Ok(grads) => {
+                    assert!(device.is_cuda());
+                    let found = values(grads.get(&xs).expect("a gradient"))?;
+                    let is_lost = |g: &f64| if renormalise { *g == 0.0 } else { g.is_nan() };
+                    assert!(found[4..8].iter().all(is_lost), "{found:?}");
+                    assert!(found[..4].iter().chain(&found[8..]).all(|g| g.is_finite()), "{found:?}");
+                }
+                Err(error) => {
+                    let message = error.to_string();
+                    assert!(
+                        device.is_cpu() && message.contains("topk-softmax") && message.contains("places"),
+                        "{message}"
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn errors_say_what_would_work() -> Result<()> {
     let xs = Tensor::zeros((2, 3), DType::F32, &Device::Cpu)?;
@@ -286,6 +315,8 @@ fn errors_say_what_would_work() -> Result<()> {
             "{message}"
         );
     }
+    let message = ops::topk_softmax(&xs.get(0)?.narrow(0, 0, 1)?.expand(1 << 33)?, 2, true).unwrap_err().to_string();
+    assert!(message.contains("topk-softmax") && message.contains("up to 4294967295 elements"), "{message}");
     let message = ops::topk_softmax(&xs.to_dtype(DType::U32)?, 1, true).unwrap_err().to_string();
     assert!(message.contains("U32"), "{message}");
     assert!(ops::topk_softmax(&Tensor::zeros((), DType::F32, &Device::Cpu)?, 1, true).is_err());

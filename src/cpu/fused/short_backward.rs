@@ -214,7 +214,7 @@ impl<T: Element> BackwardRows<'_, T> {
                                 // Memory that is written is read first.
                                 S::prefetch(to.wrapping_add(i + distance));
                             }
-                            let exp = T::Lanes::<S>::load(z.add(i));
+                            let exp = T::Lanes::<S>::get(z.add(i), count);
                             let g = T::read::<S>(g.add(i), count, T::Real::ZERO);
                             let p = exp * inverse;
                             let gradient = if log { g - p * total } else { p * (g - total) };
