@@ -15,6 +15,7 @@ mod loss;
 mod properties;
 mod seed_cases;
 mod semantics;
+mod shapes;
 mod streams;
 mod support;
 mod threads;
