@@ -1,7 +1,7 @@
 //! Tells the crate whether it is optimised.
 //!
-//! With feature `cuda`, compiles the kernels to PTX. The driver turns that into machine code when a module is first
-//! loaded, so one build runs on every GPU from the named compute capability on, and none is needed to build.
+//! With feature `cuda`, compiles the kernels to machine code for the GPUs that candle is built for, and to PTX, which the driver turns into
+//! machine code when a module is first loaded: so one build runs on every GPU from the named compute capability on, and none is needed to build.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

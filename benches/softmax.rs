@@ -63,7 +63,7 @@ pub struct Args {
     /// Write the results to this CSV file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Draw gpu-throughput.svg and gpu-journey.svg in this folder
+    /// Draw gpu-throughput.svg, gpu-journey.svg and cpu-calls.svg in this folder, those that there are figures for
     #[arg(long, value_name = "FOLDER")]
     plots: Option<PathBuf>,
     /// Measure nothing: print and draw an earlier run's results, from several files where they belong together

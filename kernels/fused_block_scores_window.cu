@@ -1,4 +1,4 @@
-// Lines of half precision, of whole packs of 16 bytes, of which only a scale and a window are asked: a block to each.
+// Lines of half precision, of whole packs of 16 bytes, of which a scale, a window, sinks, dropout or logarithms are asked: a block to each.
 #include "fused.cuh"
 
 #define KERNELS(dtype, T) FUSED_BLOCK_SCORES(fused_block_scores_window, dtype, T, 64, true)

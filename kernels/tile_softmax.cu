@@ -1,4 +1,4 @@
-// Softmax of short contiguous lines that are not whole packs of 16 bytes, such as the 77 or 197 keys of an attention, in tiles. Each
+// Softmax of short contiguous lines that are not whole packs of 16 bytes, such as the 77 or 197 keys of an attention, or leave threads idle, in tiles. Each
 // element is read once and written once, so the ceiling is a copy.
 #include "reduce.cuh"
 #include "schedule.cuh"

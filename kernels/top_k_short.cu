@@ -1,4 +1,4 @@
-// Up to 64 of the greatest elements of short lines: a warp holds a line in registers, reads it once and finds one after the other; the ceiling
+// Up to 64 of the greatest elements of short lines: a warp or a part of one holds a line in registers, reads it once and finds one after the other; the ceiling
 // is half a copy.
 #include "start.cuh"
 #include "top_k.cuh"

@@ -2,7 +2,7 @@
 //!
 //! They take f16, bf16, f32 and f64 tensors of any rank but 0, any strides and any dimension, on the CPU and on CUDA.
 //! Sums and exponentials are f32 inside (f64 for f64), and each result is rounded once. All are tracked by autograd.
-//! On Metal they are made of candle's tensor ops, with the sums in f32.
+//! On Metal they are made of candle's tensor ops, with the sums in f32. [`softmax_inplace`] and [`topk_softmax`] take less, as said there.
 
 use crate::composed;
 use crate::lines::{check_copy, from_end, resolve_dim};
@@ -137,13 +137,15 @@ pub fn logsumexp_keepdim<I: Dim>(xs: &Tensor, dim: I) -> Result<Tensor> {
 ///
 /// Both results are written by one kernel, and the gradient of the logits by another: w·(g − Σ g·w) at the places, w the weights and g their
 /// gradient, and elsewhere 0 or, not renormalised, −p·Σ g·w, p an element's own share. On CUDA lines are read
-/// once for most, and a third of those of more than 1024 elements (f64: 256) twice; where very many of these are equal, or more than about 400 places are
-/// asked for, as often as there are digits that decide which are the greatest (radix select; Alabi et al., 2012). Of up to 1024 elements weights that are
+/// once for most, and a third of those of more than 1024 elements (f64: 256) twice. All of it is where a block is asked for more than half as many places
+/// as it has threads (512 at most) or packs of 16 bytes, or for more than 512; and where it is for nearly as many, or very many elements are equal, as often as
+/// there are digits that decide which are the greatest (radix select; Alabi et al., 2012). Of up to 1024 elements weights that are
 /// not renormalised take reading them once more. More than 2048 places are found on the CPU.
 ///
 /// # Errors
 /// If `k` is not in 1 to n, n is more than 2³² − 1, and where [`softmax`] is an error; on Metal. The gradient goes to the places: if these are
-/// written over before with what are none of a line, `backward` is an error, and on CUDA the gradient NaN.
+/// written over before with what are none of a line, `backward` is an error; on CUDA nothing has what was to go there, and where weights are of all
+/// and it is a line's first place, all of the line has NaN.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
