@@ -140,8 +140,8 @@ struct Reference {
     sinks_gradient: Vec<(f64, f64)>,
 }
 
-/// With `weights` the gradient of the result.
-fn reference(case: &Case, weights: &[f64]) -> Result<Reference> {
+/// With `weights` the gradient of the result, on such a device.
+fn reference(case: &Case, weights: &[f64], device: &Device) -> Result<Reference> {
     let dims = case.scores.dims();
     let spread = |tensor: &Option<Tensor>| match tensor {
         Some(tensor) => values(&tensor.broadcast_as(dims)?).map(Some),
@@ -208,9 +208,9 @@ fn reference(case: &Case, weights: &[f64]) -> Result<Reference> {
             let term = if case.log { g[j] } else { g[j] * share(j) };
             (total + term, size + term.abs())
         });
-        // Of half precision tangents may be as far off as those near 1 are.
-        let curved =
-            case.softcap.filter(|&cap| cap <= 128.0 && case.scores.dtype().size_in_bytes() == 2).unwrap_or(0.0);
+        // Of half precision tangents on CUDA may be as far off as those near 1 are.
+        let halves = [case.scores.dtype(), case.out].iter().all(|dtype| dtype.size_in_bytes() == 2);
+        let curved = case.softcap.filter(|&cap| device.is_cuda() && halves && cap <= 128.0).unwrap_or(0.0);
         let off = relative + 4.0 * epsilon * 2.0 * largest.max(curved);
         for j in 0..len {
             let (i, p) = (at(j), share(j));
@@ -274,24 +274,57 @@ fn check_values(what: &str, case: &Case, dtype: DType, found: &[f64], expected: 
     Ok(())
 }
 
+/// Which of scores, bias and sinks have gradients, and whether the variables are such that bias and sinks are views of a part of them,
+/// their dimensions the other way round.
+#[derive(Clone, Copy, Debug)]
+struct Tracked {
+    each: [bool; 3],
+    views: bool,
+}
+
+/// A tensor of which [`view`] makes the given one.
+fn viewed(tensor: &Tensor) -> Result<Tensor> {
+    let turned = tensor.permute((0..tensor.rank()).rev().collect::<Vec<_>>())?.contiguous()?;
+    let apart = Tensor::stack(&[&turned, &turned], tensor.rank())?;
+    Tensor::cat(&[&apart.narrow(0, 0, 1)?, &apart], 0)
+}
+fn view(of: &Tensor) -> Result<Tensor> {
+    let rank = of.rank() - 1;
+    let turned = of.narrow(0, 1, of.dim(0)? - 1)?.narrow(rank, 1, 1)?.squeeze(rank)?;
+    turned.permute((0..rank).rev().collect::<Vec<_>>())
+}
+
 /// Result, result in place and gradients on every device.
 fn check(case: &Case) -> Result<()> {
+    check_tracked(case, Tracked { each: [true; 3], views: false })
+}
+
+fn check_tracked(case: &Case, of: Tracked) -> Result<()> {
     let count = case.scores.elem_count();
     if !within_cap(count) {
         return Ok(());
     }
     let weights = tensor(&normal(count, 1.0, 99), case.scores.shape(), case.out, &Device::Cpu)?;
-    let reference = reference(case, &values(&weights)?)?;
+    let weights_of = values(&weights)?;
     for device in devices() {
+        let reference = reference(case, &weights_of, &device)?;
         let case = case.on(&device)?;
-        let var = |tensor: &Option<Tensor>| tensor.as_ref().map(Var::from_tensor).transpose();
+        let var = |tensor: &Option<Tensor>| {
+            let var = |tensor| if of.views { Var::from_tensor(&viewed(tensor)?) } else { Var::from_tensor(tensor) };
+            tensor.as_ref().map(var).transpose()
+        };
+        let seen = |tensor: &Tensor| if of.views { view(tensor) } else { Ok(tensor.clone()) };
         // A variable is contiguous; the views are of it.
         let variable = Var::from_tensor(&case.within()?.copy()?)?;
         let scores = case.part(&variable)?;
+        let scores = if of.each[0] { scores } else { scores.detach() };
         let (bias, sinks) = (var(&case.bias)?, var(&case.sinks)?);
         let mut tracked = case.clone();
-        tracked.bias = bias.as_ref().map(|bias| bias.as_tensor().clone());
-        tracked.sinks = sinks.as_ref().map(|sinks| sinks.as_tensor().clone());
+        let given = |var: &Option<Var>, has_gradient: bool| {
+            let given = |var: &Var| seen(&if has_gradient { var.as_tensor().clone() } else { var.detach() });
+            var.as_ref().map(given).transpose()
+        };
+        (tracked.bias, tracked.sinks) = (given(&bias, of.each[1])?, given(&sinks, of.each[2])?);
 
         let out = case.builder().forward(&case.scores)?;
         assert_eq!((out.dtype(), out.shape(), out.track_op()), (case.out, case.scores.shape(), false));
@@ -314,17 +347,25 @@ fn check(case: &Case) -> Result<()> {
             assert_eq!((gradient.dtype(), gradient.shape()), (case.scores.dtype(), var.shape()));
             values(gradient)
         };
+        // Of what has one, and of nothing else
+        let gradient_of_seen = |var: &Option<Var>, has_gradient: bool| -> Result<Option<Vec<f64>>> {
+            let Some(var) = var else { return Ok(None) };
+            assert_eq!(grads.get(var).is_some(), has_gradient, "{of:?} {case:?}");
+            grads.get(var).map(|gradient| values(&seen(gradient)?)).transpose()
+        };
         let dtype = case.scores.dtype();
-        let of_scores = &gradient(&variable)?[case.before..];
         // Of a line with +∞ a GPU gives the gradient 0, not NaN, where an exponential is 0.
         if !device.is_cpu() && values(&case.scores)?.contains(&f64::INFINITY) {
             continue;
         }
-        check_values("gradient of the scores", &case, dtype, of_scores, &reference.scores_gradient)?;
-        if let Some(sinks) = &sinks {
-            check_values("gradient of the sinks", &case, dtype, &gradient(sinks)?, &reference.sinks_gradient)?;
+        if of.each[0] {
+            let found = &gradient(&variable)?[case.before..];
+            check_values("gradient of the scores", &case, dtype, found, &reference.scores_gradient)?;
         }
-        if let Some(bias) = &bias {
+        if let Some(found) = gradient_of_seen(&sinks, of.each[2])? {
+            check_values("gradient of the sinks", &case, dtype, &found, &reference.sinks_gradient)?;
+        }
+        if let (Some(found), Some(bias)) = (gradient_of_seen(&bias, of.each[1])?, &case.bias) {
             // Each element of the scores is one of the bias, by its number.
             let numbers: Vec<f64> = (0..bias.elem_count()).map(|i| i as f64).collect();
             let numbers = tensor(&numbers, bias.shape(), DType::F64, &Device::Cpu)?;
@@ -337,7 +378,7 @@ fn check(case: &Case) -> Result<()> {
                     sum.1 + slack + 1e-7 * gradient.abs() * f64::from(u8::from(dtype != DType::F64)),
                 );
             }
-            check_values("gradient of the bias", &case, dtype, &gradient(bias)?, &sums)?;
+            check_values("gradient of the bias", &case, dtype, &found, &sums)?;
         }
     }
     Ok(())
@@ -348,8 +389,11 @@ fn make(shape: &[usize], scale: f64, seed: u64, dtype: DType) -> Result<Tensor> 
 }
 
 fn mask(shape: &[usize], seed: u64) -> Result<Tensor> {
-    let keep =
-        normal(shape.iter().product(), 1.0, seed).into_iter().map(|x| u8::from(x > -0.3) * 3).collect::<Vec<_>>();
+    let keep = normal(shape.iter().product(), 1.0, seed)
+        .into_iter()
+        .enumerate()
+        .map(|(i, x)| u8::from(x > -0.3) * [1, 2, 3, 128, 255][i % 5])
+        .collect::<Vec<_>>();
     Tensor::from_vec(keep, shape, &Device::Cpu)
 }
 
@@ -382,6 +426,100 @@ fn each_option_at_each_length() -> Result<()> {
             for out in DTYPES {
                 check(&Case { out, log: i % 2 == 0, ..plain.clone() })?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// What is −∞ in the bias takes no part, as where a model adds its mask: of each line some, and all of one.
+#[test]
+fn additive_masks() -> Result<()> {
+    for (i, &len) in LENGTHS.iter().enumerate() {
+        for dtype in DTYPES {
+            let (heads, queries) = (2, if len > 1000 { 1 } else { 5 });
+            let mut added = normal(heads * queries * len, 2.0, i as u64);
+            added.iter_mut().step_by(3).for_each(|x| *x = f64::NEG_INFINITY);
+            added[..len].fill(f64::NEG_INFINITY);
+            let bias = Some(tensor(&added, (heads, queries, len), dtype, &Device::Cpu)?);
+            let plain = Case { bias, ..Case::new(make(&[2, heads, queries, len], 3.0, 3, dtype)?) };
+            check(&Case { rows: MaskedRows::Nan, ..plain.clone() })?;
+            check(&Case { log: true, ..plain.clone() })?;
+            check(&Case { dropout: Some((0.2, 5)), ..plain.clone() })?;
+            check(&Case { softcap: Some(2.0), ..plain.clone() })?;
+            check(&plain)?;
+        }
+    }
+    Ok(())
+}
+
+/// Gradients of some of scores, bias and sinks, and where the last two are strided views.
+#[test]
+fn each_gradient_by_itself() -> Result<()> {
+    for len in [7, 64, 300, 1024, 9001] {
+        for dtype in [DType::F32, DType::BF16] {
+            let queries = if len > 1000 { 1 } else { 4 };
+            let plain = Case::new(make(&[2, 3, queries, len], 2.0, 1, dtype)?);
+            let sinks = Some(make(&[3], 1.0, 2, dtype)?);
+            let bias = Some(make(&[3, queries, len], 1.0, 3, dtype)?);
+            let row = Some(make(&[1, 1, len], 1.0, 4, dtype)?);
+            for bits in 1..8 {
+                let each = [0, 1, 2].map(|i| bits >> i & 1 == 1);
+                for views in [false, true] {
+                    let of = Tracked { each, views };
+                    check_tracked(&Case { bias: bias.clone(), sinks: sinks.clone(), ..plain.clone() }, of)?;
+                    check_tracked(
+                        &Case { bias: row.clone(), sinks: sinks.clone(), causal: true, ..plain.clone() },
+                        of,
+                    )?;
+                    if !each[1] {
+                        check_tracked(&Case { sinks: sinks.clone(), scale: 0.5, ..plain.clone() }, of)?;
+                    }
+                }
+            }
+            for dim in [1, 2] {
+                let bias = Some(make(&[1, queries, 1], 1.0, 5, dtype)?);
+                check_tracked(
+                    &Case { bias, dim, ..plain.clone() },
+                    Tracked { each: [false, true, false], views: true },
+                )?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A sink that is NaN or +∞ makes the lines of its head NaN, and a NaN in a line's window all of the line; −∞ with a softcap is its least.
+#[test]
+fn special_sinks_windows_and_caps() -> Result<()> {
+    for device in devices() {
+        for len in [5, 64, 300, 2048, 9001] {
+            let numbers = normal(4 * len, 1.0, 5);
+            let scores = tensor(&numbers, (1, 2, 2, len), DType::F32, &device)?;
+            for special in [f64::NAN, f64::INFINITY] {
+                let sinks = tensor(&[special, 0.0], 2, DType::F32, &device)?;
+                for softmax in [Softmax::new().sinks(&sinks), Softmax::new().sinks(&sinks).window(len / 2, 0)] {
+                    let found = values(&softmax.forward(&scores)?)?;
+                    assert!(found[..2 * len].iter().all(|p| p.is_nan()), "{special} {len} {device:?}");
+                    assert!(found[2 * len..].iter().all(|p| p.is_finite()), "{special} {len} {device:?}");
+                }
+            }
+            let mut numbers = numbers;
+            numbers[len - 2] = f64::NAN;
+            let found = values(&Softmax::new().window(2, 0).forward(&tensor(
+                &numbers,
+                (1, 2, 2, len),
+                DType::F32,
+                &device,
+            )?)?)?;
+            // The first query's window ends before the last key.
+            assert!(found[..len].iter().all(|p| p.is_nan()), "{len} {device:?}");
+            assert!(found[len..].iter().all(|p| p.is_finite()), "{len} {device:?}");
+            numbers[len - 2] = f64::NEG_INFINITY;
+            let capped =
+                Case { softcap: Some(2.0), ..Case::new(tensor(&numbers, (1, 2, 2, len), DType::F32, &Device::Cpu)?) };
+            let expected = reference(&capped, &vec![0.0; 4 * len], &device)?.results;
+            let found = values(&capped.on(&device)?.builder().forward(&to(&capped.scores, &device)?)?)?;
+            check_values("least logit", &capped, DType::F32, &found, &expected)?;
         }
     }
     Ok(())
@@ -1043,7 +1181,7 @@ fn a_temperature_divides() -> Result<()> {
                 (Softmax::new().temperature(t).scale(scale), scale),
             ] {
                 let case = Case { scale, ..Case::new(scores.clone()) };
-                let reference = reference(&case, &[0.0; 120])?;
+                let reference = reference(&case, &[0.0; 120], &device)?;
                 check_values("result", &case, dtype, &values(&softmax.forward(&on_device)?)?, &reference.results)?;
             }
         }
@@ -1250,7 +1388,7 @@ fn check_composed(case: &Case) -> Result<()> {
     if !within_cap(count) {
         return Ok(());
     }
-    let reference = reference(case, &vec![0.0; count])?;
+    let reference = reference(case, &vec![0.0; count], &Device::Cpu)?;
     let unit = if case.scores.dtype() == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
     let of_sum = case.scores.dims()[case.dim] as f64 * unit;
     let slack = |(exact, slack): (f64, f64)| {

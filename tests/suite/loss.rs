@@ -52,8 +52,8 @@ impl Case {
         op.forward(logits, &targets)
     }
 
-    /// Losses and the gradient of Σ upstream·loss, in f64, as torch defines them.
-    fn expected(&self, logits: &[f64], weights: Option<&[f64]>, upstream: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    /// Losses and the gradient of Σ upstream·loss, in f64, as torch defines them, and the size of what each gradient is the sum of.
+    fn expected(&self, logits: &[f64], weights: Option<&[f64]>, upstream: &[f64]) -> (Vec<f64>, Vec<(f64, f64)>) {
         let dim = class_dim(&self.shape);
         let (classes, inner) = (self.classes(), self.shape[dim + 1..].iter().product::<usize>());
         let weight = |class: usize| weights.map_or(1.0, |weights| weights[class]);
@@ -64,7 +64,7 @@ impl Case {
         let (by_weight, by_count) = if mean { (total, count) } else { (1.0, 1.0) };
         let of_weights: f64 = (0..classes).map(weight).sum();
         let mut losses = vec![0.0; self.targets.len()];
-        let mut gradient = vec![0.0; logits.len()];
+        let mut gradient = vec![(0.0, 0.0); logits.len()];
         for (line, &target) in self.targets.iter().enumerate().filter(|(_, t)| kept(t)) {
             let at = |j: usize| line / inner * classes * inner + j * inner + line % inner;
             let max = (0..classes).map(|j| logits[at(j)]).fold(f64::NEG_INFINITY, f64::max);
@@ -80,10 +80,13 @@ impl Case {
             losses[line] += self.z * lse * lse / by_count;
             let up = if self.reduction == Reduction::None { upstream[line] } else { upstream[0] };
             for j in 0..classes {
-                let p = log_p(j).exp();
-                let of_nll = (1.0 - self.smoothing) * weight(t) * (p - (j == t) as u8 as f64);
-                let of_smooth = self.smoothing / classes as f64 * (of_weights * p - weight(j));
-                gradient[at(j)] = up * ((of_nll + of_smooth) / by_weight + 2.0 * self.z * lse * p / by_count);
+                let (p, hit) = (log_p(j).exp(), f64::from(u8::from(j == t)));
+                let (of_nll, of_each) = ((1.0 - self.smoothing) * weight(t), self.smoothing / classes as f64);
+                let of_square = 2.0 * self.z * lse * p / by_count;
+                let of_p = of_nll * (p - hit) + of_each * (of_weights * p - weight(j));
+                let size = of_nll * (p + hit) + of_each * (of_weights * p + weight(j));
+                gradient[at(j)] =
+                    (up * (of_p / by_weight + of_square), up.abs() * (size / by_weight + of_square.abs()));
             }
         }
         match self.reduction {
@@ -111,21 +114,19 @@ impl Case {
             None => None,
         };
         let (exact, exact_gradient) = self.expected(&values(&logits)?, weights.as_deref(), &upstream);
-        let (relative, of_gradient) = match dtype {
-            DType::F64 => (1e-12, 1e-12),
-            DType::F32 => (4e-6, 4e-6),
-            DType::F16 => (4e-6, 1e-3),
-            _ => (4e-6, 8e-3),
+        // Of what is computed and, by half a unit in the last place, of what is stored
+        let (relative, unit, least) = match dtype {
+            DType::F64 => (1e-12, 2f64.powi(-53), 1e-300),
+            DType::F32 => (4e-6, 2f64.powi(-24), 1e-43),
+            DType::F16 => (4e-6, 2f64.powi(-11), 2f64.powi(-24)),
+            _ => (4e-6, 2f64.powi(-8), 1e-39),
         };
         for (found, exact) in values(&found)?.into_iter().zip(exact) {
             let close = (found - exact).abs() <= relative * (1.0 + exact.abs());
             assert!(close || (found.is_nan() && exact.is_nan()), "{what}: loss {found} for {exact}");
         }
-        let size = exact_gradient.iter().fold(0.0, |max: f64, g| max.max(g.abs()));
-        // Of one class nothing is left but the rounding of what is 1 − 1.
-        let size = if self.classes() == 1 { upstream.iter().fold(size, |max, u| max.max(u.abs())) } else { size };
-        for (i, (found, exact)) in values(gradient)?.into_iter().zip(exact_gradient).enumerate() {
-            let bound = of_gradient * exact.abs() + 2e-6 * size + if dtype == DType::F16 { 1e-7 } else { 0.0 };
+        for (i, (found, (exact, size))) in values(gradient)?.into_iter().zip(exact_gradient).enumerate() {
+            let bound = unit * exact.abs() + relative * size + least;
             assert!((found - exact).abs() <= bound, "{what}: gradient {i} is {found} for {exact}");
         }
         Ok(())
@@ -597,6 +598,48 @@ fn empty_batches() -> Result<()> {
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// Weights of f32 beside any logits, and such as lie with others between them or with the logits.
+#[test]
+fn weights_of_another_dtype_or_layout() -> Result<()> {
+    for device in devices() {
+        for dtype in DTYPES {
+            let case = Case { reduction: Reduction::None, ..Case::new(&[6, 40]) };
+            let all = tensor(&normal(240, 3.0, 12), (6, 40), dtype, &device)?;
+            let wide = tensor(&normal(80, 1.0, 13), (40, 2), DType::F32, &device)?.abs()?;
+            let targets = Tensor::new(&case.targets[..], &device)?;
+            for weights in [
+                wide.narrow(1, 1, 1)?.squeeze(1)?,
+                wide.narrow(0, 0, 1)?.narrow(1, 0, 1)?.reshape(1)?.expand(40)?,
+                all.get(3)?.detach(),
+            ] {
+                let op = CrossEntropy::new().reduction(Reduction::None).weight(&weights);
+                let found = values(&op.forward(&all, &targets)?)?;
+                let (exact, _) = case.expected(&values(&all)?, Some(&values(&weights)?), &[0.0; 6]);
+                for (found, exact) in found.into_iter().zip(exact) {
+                    assert!(
+                        (found - exact).abs() <= 4e-6 * (1.0 + exact.abs()),
+                        "{device:?} {dtype:?}: {found} for {exact}"
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A loss has no second derivative, which is an error and no gradient that lacks something.
+#[test]
+fn second_order_is_an_error() -> Result<()> {
+    for device in devices() {
+        let logits = Var::from_tensor(&tensor(&normal(20, 1.0, 14), (4, 5), DType::F32, &device)?)?;
+        let loss = CrossEntropy::new().forward(&logits, &Tensor::zeros(4, DType::U32, &device)?)?;
+        let gradient = loss.backward()?.get(&logits).expect("a gradient").clone();
+        let message = gradient.sum_all()?.backward().expect_err("no second derivative").to_string();
+        assert!(message.contains("cross-entropy-backward"), "{message}");
     }
     Ok(())
 }

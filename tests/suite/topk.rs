@@ -306,6 +306,20 @@ fn places_written_over() -> Result<()> {
 }
 
 #[test]
+fn second_order_is_an_error() -> Result<()> {
+    for device in devices() {
+        for renormalise in [true, false] {
+            let xs = Var::from_tensor(&tensor(&normal(20, 1.0, 14), (4, 5), DType::F32, &device)?)?;
+            let (weights, _) = ops::topk_softmax(&xs, 2, renormalise)?;
+            let gradient = weights.sqr()?.sum_all()?.backward()?.get(&xs).expect("a gradient").clone();
+            let message = gradient.sum_all()?.backward().expect_err("no second derivative").to_string();
+            assert!(message.contains("topk-softmax-backward"), "{message}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn errors_say_what_would_work() -> Result<()> {
     let xs = Tensor::zeros((2, 3), DType::F32, &Device::Cpu)?;
     for k in [0, 4] {
