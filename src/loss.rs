@@ -158,6 +158,9 @@ impl CrossEntropy {
     /// The loss of `logits` of shape (batch, classes, …) and `targets` of shape (batch, …), or of (classes,) and a scalar:
     /// f16, bf16, f32 or f64, and i64 or u32 (u8 too).
     ///
+    /// A mean and a sum are candle's sums, whose parameters come from the host: a CUDA graph of them is captured, and called once before, under
+    /// candle's `CudaDevice::enable_cuda_graph_htod_cache`.
+    ///
     /// # Errors
     /// If shapes or dtypes are others, the tensors are not on one device or on Metal, there are no classes, the smoothing is not
     /// in 0 to 1, or the factor of z-loss is not a finite number of what the loss is computed in. A target that is neither ignored
