@@ -173,7 +173,8 @@ impl Softmax {
     /// # Ok::<(), candle_core::Error>(())
     /// ```
     pub fn mask(mut self, mask: &Tensor) -> Self {
-        self.mask = Some(mask.clone());
+        // It has no gradient, though candle tracks one that is compared from what has.
+        self.mask = Some(mask.detach());
         self
     }
 
@@ -342,17 +343,16 @@ impl Softmax {
     /// ```
     pub fn forward_inplace(&self, scores: &Tensor) -> Result<()> {
         let op = self.op(scores)?;
-        // A mask has no gradient, though candle tracks one that is compared from what has.
-        let beside = [("bias", &self.bias, true), ("sinks", &self.sinks, true), ("mask", &self.mask, false)];
+        let beside = [("bias", &self.bias), ("sinks", &self.sinks), ("mask", &self.mask)];
         if scores.track_op() {
             candle_core::bail!(
                 "{NAME}, forward_inplace: the scores track gradients, which would go wrong: call forward, or work on \
                  scores.detach().copy()?"
             )
         }
-        for (option, tensor, has_gradient) in beside {
+        for (option, tensor) in beside {
             let Some(tensor) = tensor else { continue };
-            if has_gradient && tensor.track_op() {
+            if tensor.track_op() {
                 candle_core::bail!(
                     "{NAME}, forward_inplace: {option} tracks gradients, which would be lost: call forward, or give {option}.detach()"
                 )

@@ -63,7 +63,7 @@ pub const AROUND: &[Around] = &[
     Around { dims: &[340_654, 197], calls: &["logsumexp"] },
 ];
 
-/// What is timed on a shape that was asked for, along any dimension, …
+/// What is timed on a shape that was asked for, along any dimension, the last of several where it is causal, and …
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub const OWN_CALLS: &[&str] = &[
     "softmax_backward",
@@ -76,8 +76,8 @@ pub const OWN_CALLS: &[&str] = &[
     "dropout",
     "scale backward",
     "softcap backward",
-    CAUSAL,
-    CAUSAL_BACKWARD,
+    "scale + causal",
+    "scale + causal backward",
     "cross_entropy kernel",
     "cross_entropy kernels with backward",
     TOP_K,
@@ -85,12 +85,7 @@ pub const OWN_CALLS: &[&str] = &[
     "topk_softmax backward",
     "topk_softmax of all backward",
 ];
-/// … the last of several, …
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-const CAUSAL: &str = "scale + causal";
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-const CAUSAL_BACKWARD: &str = "scale + causal backward";
-/// … or the last one: of 8 in lines of up to 1024, which a router has, and of 50 in longer ones, renormalised and not.
+/// … along the last one: of 8 in lines of up to 1024, which a router has, and of 50 in longer ones, renormalised and not.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 const TOP_K: &str = "topk_softmax";
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
@@ -100,7 +95,7 @@ const TOP_K_OF_ALL: &str = "topk_softmax of all";
 pub fn is_along(call: &str, shape: &Shape) -> bool {
     let last = shape.dim + 1 == shape.dims.len();
     match call {
-        CAUSAL | CAUSAL_BACKWARD => last && shape.dim > 0,
+        "scale + causal" | "scale + causal backward" => last && shape.dim > 0,
         _ => last || !call.starts_with(TOP_K),
     }
 }

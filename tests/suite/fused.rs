@@ -9,26 +9,26 @@ use proptest::prelude::*;
 
 /// What is asked of a builder, with the tensors as they are to be on any device.
 #[derive(Clone, Debug)]
-struct Case {
-    scores: Tensor,
-    dim: usize,
-    scale: f64,
-    softcap: Option<f64>,
-    bias: Option<Tensor>,
-    mask: Option<Tensor>,
-    causal: bool,
-    window: Option<(usize, usize)>,
-    sinks: Option<Tensor>,
-    dropout: Option<(f64, u64)>,
-    rows: MaskedRows,
-    log: bool,
-    out: DType,
+pub struct Case {
+    pub scores: Tensor,
+    pub dim: usize,
+    pub scale: f64,
+    pub softcap: Option<f64>,
+    pub bias: Option<Tensor>,
+    pub mask: Option<Tensor>,
+    pub causal: bool,
+    pub window: Option<(usize, usize)>,
+    pub sinks: Option<Tensor>,
+    pub dropout: Option<(f64, u64)>,
+    pub rows: MaskedRows,
+    pub log: bool,
+    pub out: DType,
     /// How many elements there are before the variable that the scores are, and before those that are written over.
-    before: usize,
+    pub before: usize,
 }
 
 impl Case {
-    fn new(scores: Tensor) -> Self {
+    pub fn new(scores: Tensor) -> Self {
         let (dim, out) = (scores.rank() - 1, scores.dtype());
         let rows = MaskedRows::Zero;
         let (bias, mask, sinks, dropout) = (None, None, None, None);
@@ -70,7 +70,7 @@ impl Case {
         Ok(case)
     }
 
-    fn builder(&self) -> Softmax {
+    pub fn builder(&self) -> Softmax {
         let mut builder = Softmax::new().dim(self.dim).scale(self.scale).masked_rows(self.rows).out_dtype(self.out);
         if let Some(cap) = self.softcap {
             builder = builder.softcap(cap);

@@ -1,9 +1,10 @@
 //! Shapes of every magnitude beside candle's own ops in f64 on the same device, up to millions of elements on a GPU: which kernel is taken depends
 //! on how many lines there are for its multiprocessors, too.
 
+use crate::fused::Case;
 use crate::support::{devices, within_cap, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var};
-use candle_softmax::{loss::CrossEntropy, ops, testing, Softmax};
+use candle_softmax::{loss::CrossEntropy, ops, testing};
 use proptest::prelude::*;
 
 /// Up to 2^`most`, most often beside a power of two.
@@ -87,9 +88,7 @@ fn check_plain(shape: [usize; 3], skipped: usize, dtype: DType, device: &Device)
     let xs = random(&shape, skipped, 3.0, dtype, device)?;
     let (unit, least) = rounding(dtype);
     let x = wide(&xs)?;
-    let shifted = x.broadcast_sub(&x.max_keepdim(1)?)?;
-    let log_sum = shifted.exp()?.sum_keepdim(1)?.log()?;
-    let log_p = shifted.broadcast_sub(&log_sum)?;
+    let log_p = candle_nn::ops::log_softmax(&x, 1)?;
     let p = log_p.exp()?;
     let of_p = p.affine(unit, least)?;
     let what = format!("{shape:?} of {dtype:?} from element {skipped} on");
@@ -99,14 +98,10 @@ fn check_plain(shape: [usize; 3], skipped: usize, dtype: DType, device: &Device)
     assert_near(&over, &p, &of_p, &format!("softmax in place {what}"))?;
     let of_log = log_p.abs()?.affine(unit, least + unit.min(3e-6))?;
     assert_near(&ops::log_softmax(&xs, 1)?, &log_p, &of_log, &format!("log-softmax {what}"))?;
-    let composed = |x: &Tensor| -> Result<Tensor> {
-        let exp = x.broadcast_sub(&x.max_keepdim(1)?.detach())?.exp()?;
-        exp.broadcast_div(&exp.sum_keepdim(1)?)
-    };
-    check_gradient(&xs, 1, |x| ops::softmax(x, 1), composed, &p, &what)?;
-    let sum = (log_sum + x.max_keepdim(1)?)?;
+    check_gradient(&xs, 1, |x| ops::softmax(x, 1), |x| candle_nn::ops::softmax(x, 1), &p, &what)?;
+    let sum = x.log_sum_exp(1)?;
     let of_sum = sum.abs()?.affine(unit, unit)?;
-    assert_near(&ops::logsumexp_keepdim(&xs, 1)?, &sum, &of_sum, &format!("log-sum-exp {what}"))
+    assert_near(&ops::logsumexp(&xs, 1)?, &sum, &of_sum, &format!("log-sum-exp {what}"))
 }
 
 /// Losses, and the greatest of the last dimension.
@@ -116,9 +111,7 @@ fn check_beside(shape: [usize; 3], skipped: usize, k: usize, dtype: DType, devic
     let what = format!("{shape:?} of {dtype:?} from element {skipped} on");
     let targets = Tensor::rand(0f32, len as f32, (outer, inner), device)?.to_dtype(DType::U32)?;
     let targets = targets.minimum(len as u32 - 1)?;
-    let x = wide(&xs)?;
-    let shifted = x.broadcast_sub(&x.max_keepdim(1)?)?;
-    let log_p = shifted.broadcast_sub(&shifted.exp()?.sum_keepdim(1)?.log()?)?;
+    let log_p = candle_nn::ops::log_softmax(&wide(&xs)?, 1)?;
     let losses = log_p.gather(&targets.unsqueeze(1)?.contiguous()?, 1)?.squeeze(1)?.neg()?;
     let each = CrossEntropy::new().reduction(candle_softmax::loss::Reduction::None);
     let bound = losses.abs()?.affine(5e-6, 5e-6)?;
@@ -200,37 +193,22 @@ fn check_around(shape: [usize; 3], skipped: usize, around: Around, dtype: DType,
     let bias = around.bias.map(|bits| random(&part(bits), 0, 1.0, dtype, device)).transpose()?;
     let mask = around.mask.map(|bits| random(&part(bits), 0, 1.0, DType::F32, device)?.gt(-1f32)).transpose()?;
     let sinks = (around.sinks && dim == 3).then(|| random(&[dims[1]], 0, 1.0, dtype, device)).transpose()?;
-    let with = |bias: &Option<Tensor>, sinks: &Option<Tensor>, dropout: bool| {
-        let mut softmax = Softmax::new().dim(dim);
-        if around.scale {
-            softmax = softmax.scale(0.5);
-        }
-        if around.cap {
-            softmax = softmax.softcap(5.0);
-        }
-        if let Some(bias) = bias {
-            softmax = softmax.bias(bias);
-        }
-        if let Some(mask) = &mask {
-            softmax = softmax.mask(mask);
-        }
-        if around.causal && dim == 3 {
-            softmax = softmax.causal();
-        }
-        if let Some(sinks) = sinks {
-            softmax = softmax.sinks(sinks);
-        }
-        if dropout {
-            softmax = softmax.dropout(0.3, 5);
-        }
-        if around.log {
-            softmax = softmax.log();
-        }
-        softmax
+    let case = Case {
+        dim,
+        scale: if around.scale { 0.5 } else { 1.0 },
+        softcap: around.cap.then_some(5.0),
+        bias,
+        mask,
+        causal: around.causal && dim == 3,
+        sinks,
+        dropout: around.dropout.then_some((0.3, 5)),
+        log: around.log,
+        ..Case::new(xs.clone())
     };
     let as_wide = |xs: &Option<Tensor>| xs.as_ref().map(wide).transpose();
-    let (wide_bias, wide_sinks) = (as_wide(&bias)?, as_wide(&sinks)?);
-    let (softmax, exact) = (with(&bias, &sinks, around.dropout), with(&wide_bias, &wide_sinks, around.dropout));
+    let exact = Case { bias: as_wide(&case.bias)?, sinks: as_wide(&case.sinks)?, out: DType::F64, ..case.clone() };
+    let undropped = Case { dropout: None, ..exact.clone() }.builder();
+    let (softmax, exact) = (case.builder(), exact.builder());
     let what = format!("{dims:?} of {dtype:?} from element {skipped} on with {around:?}");
     let result = testing::composed(&exact, &wide(&xs)?)?;
     let (unit, least) = rounding(dtype);
@@ -242,7 +220,7 @@ fn check_around(shape: [usize; 3], skipped: usize, around: Around, dtype: DType,
     if around.log {
         return Ok(());
     }
-    let p = testing::composed(&with(&wide_bias, &wide_sinks, false), &wide(&xs)?)?;
+    let p = testing::composed(&undropped, &wide(&xs)?)?;
     check_gradient(&xs, dim, |x| softmax.forward(x), |x| testing::composed(&exact, x), &p, &what)
 }
 

@@ -48,6 +48,16 @@ pub fn within_cap(elements: usize) -> bool {
     cap.is_none_or(|cap: usize| elements <= cap)
 }
 
+/// Half a unit in the last place, by which a number that is stored is rounded, times itself
+pub fn half_unit(dtype: DType) -> f64 {
+    2f64.powi(match dtype {
+        DType::F64 => -53,
+        DType::F32 => -24,
+        DType::F16 => -11,
+        _ => -8,
+    })
+}
+
 /// Everything a user can call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Op {
