@@ -32,6 +32,7 @@ mod cuda {
     /// Half precision is f16 and bf16.
     const ALL: &[&str] = &["SINGLE", "DOUBLE", "HALF"];
     const HALF: &[&str] = &["HALF"];
+    const WIDE: &[&str] = &["SINGLE", "DOUBLE"];
     const ALL_BUT_DOUBLE: &[&str] = &["SINGLE", "HALF"];
 
     /// (compute capability, source without its ending, dtypes). Everything runs since Turing, but what needs Hopper's own
@@ -140,6 +141,10 @@ mod cuda {
         (75, "kernels/top_k_backward", ALL),
         (90, "kernels/statistics", ALL),
         (90, "kernels/loss_backward", HALF),
+        (75, "kernels/sum", WIDE),
+        (90, "kernels/sum", WIDE),
+        (75, "kernels/loss_of_lines", WIDE),
+        (90, "kernels/loss_of_lines", WIDE),
     ];
 
     /// Sources are compressed together that are called the same with these in place of those.

@@ -15,14 +15,17 @@ struct LineGradient {
     bool ignored;
     R max = 0, log_sum = 0, of_p = 0, of_weight = 0, of_target = 0;
     __device__ __forceinline__ LineGradient(int64_t line, int64_t lines, int64_t len, const int64_t* targets, int64_t ignore,
-                                            const R* weights, const R* statistics, const R* gradients)
+                                            const R* weights, const R* statistics, const R* gradients, bool alone)
         : weights(weights), target(targets[line]), ignored(ignores(ignore, target)) {
         if (ignored) return;
-        const R of_log_sum_exp = gradients[lines + line], sum_of_weights = statistics[7 * lines + line];
-        of_target = gradients[line];
-        of_weight = gradients[2 * lines + line];
-        max = statistics[5 * lines + line];
-        log_sum = statistics[6 * lines + line];
+        // `alone`: the gradient of the log-sum-exp is the only one.
+        const R of_log_sum_exp = gradients[alone ? line : LOG_SUM_EXP * lines + line], sum_of_weights = statistics[SUM_OF_WEIGHTS * lines + line];
+        if (!alone) {
+            of_target = gradients[LOG_P * lines + line];
+            of_weight = gradients[SMOOTH * lines + line];
+        }
+        max = statistics[MAX * lines + line];
+        log_sum = statistics[LOG_SUM * lines + line];
         of_p = of_log_sum_exp - of_target - sum_of_weights * of_weight;
         if (target < 0 || target >= len) of_p = negative_infinity<R>() - negative_infinity<R>();
         of_p *= unscale<T>();
@@ -50,7 +53,7 @@ struct LineGradient {
 
 #define PARAMETERS(T)                                                                                                      \
     const T *x, T *dx, int64_t lines, int64_t len, int64_t inner, int64_t groups, int64_t parameter,                       \
-        const int64_t *targets, int64_t ignore, const Real<T> *weights, const Real<T> *statistics, const Real<T> *gradients
+        const int64_t *targets, int64_t ignore, const Real<T> *weights, const Real<T> *statistics, const Real<T> *gradients, int alone
 
 // A block takes a chunk of a line, `chunks` to a line: PACKS packs of 16 bytes to a thread. Packs are the gradient's; where
 // the logits' do not lie as they do, those are read by the element.
@@ -60,7 +63,7 @@ __device__ __forceinline__ void rows(PARAMETERS(T)) {
     constexpr int SIZE = 16 / sizeof(T), PER_UNIT = Element<T>::PER_UNIT, UNITS = SIZE / PER_UNIT, PACKS = 4;
     const unsigned chunks = static_cast<unsigned>(parameter), chunk = blockIdx.x % chunks;
     const int64_t line = blockIdx.x / chunks;
-    const LineGradient<T> gradient(line, lines, len, targets, ignore, weights, statistics, gradients);
+    const LineGradient<T> gradient(line, lines, len, targets, ignore, weights, statistics, gradients, alone);
     x += line * len;
     dx += line * len;
     const int before = -static_cast<int>(reinterpret_cast<uintptr_t>(dx) / sizeof(T)) & (SIZE - 1);
@@ -120,7 +123,7 @@ __device__ __forceinline__ void short_rows(PARAMETERS(T)) {
     const int shift = static_cast<int>(parameter), group = 1 << shift;
     const int64_t line = blockIdx.x * int64_t(blockDim.x >> shift) + (threadIdx.x >> shift);
     if (line >= lines) return;
-    const LineGradient<T> gradient(line, lines, len, targets, ignore, weights, statistics, gradients);
+    const LineGradient<T> gradient(line, lines, len, targets, ignore, weights, statistics, gradients, alone);
     x += line * len;
     dx += line * len;
 #pragma unroll 4
@@ -141,7 +144,7 @@ __device__ __forceinline__ void columns(PARAMETERS(T)) {
     group.each([&](int64_t number, const StridedLine& whole) {
         if (whole.len == 0) return;
         const auto of_line = [&](int i) {
-            return LineGradient<T>(number * COUNT + i, lines, len, targets, ignore, weights, statistics, gradients);
+            return LineGradient<T>(number * COUNT + i, lines, len, targets, ignore, weights, statistics, gradients, alone);
         };
         const LineGradient<T> first = of_line(0), last = of_line(COUNT - 1);
         const StridedLine line = whole.of_grid();
@@ -166,7 +169,7 @@ __device__ __forceinline__ void columns(PARAMETERS(T)) {
 #define KERNEL(name, body, dtype, T, THREADS)                                                          \
     extern "C" __global__ void __launch_bounds__(THREADS) name##_##dtype(PARAMETERS(T)) {              \
         wait_for_kernel_before();                                                                      \
-        body(x, dx, lines, len, inner, groups, parameter, targets, ignore, weights, statistics, gradients); \
+        body(x, dx, lines, len, inner, groups, parameter, targets, ignore, weights, statistics, gradients, alone); \
     }
 #define KERNELS(dtype, T)                                                  \
     KERNEL(loss_backward_rows, rows<T>, dtype, T, 256)                     \

@@ -6,11 +6,6 @@
 #include "register_softmax.cuh"
 #include "targets.cuh"
 
-// The numbers of a line that is a loss's, `lines` apart; src/statistics.rs has the same list. The log-probability of the target,
-// log-sum-exp, sum over classes of weight times log-probability, weight of the target, whether it is not ignored; the
-// maximum, ln of the sum of exp(x - maximum), and the sum of the weights. All 0 for an ignored target.
-constexpr int STATISTICS = 8;
-
 template <typename T>
 struct Request {
     using R = Real<T>;

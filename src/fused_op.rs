@@ -1,9 +1,9 @@
 //! The op behind [`Softmax`](crate::Softmax): scores, and bias and sinks where there are some, as arguments that get their
 //! gradients; the mask beside them.
 
-use crate::cpu::sum_over;
 use crate::fused::{Around, Geometry, Gradients, Operand, Options};
-use crate::lines::{contiguous_range, storage_address, Contiguous, MOST_OF_CANDLE};
+use crate::lines::{contiguous_range, storage_address, Contiguous};
+use crate::sums::SumOver;
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::op::BackpropOp;
 use candle_core::{
@@ -45,6 +45,9 @@ trait Kernels: BackendStorage<Device: BackendDevice<Storage = Self>> {
         gradient: Operand<Self>,
         wanted: Gradients<bool>,
     ) -> Result<Gradients<Option<Self>>>;
+
+    /// Of all its elements, f32 or f64.
+    fn sum_over(&self, sum: &SumOver) -> Result<Self>;
 }
 
 macro_rules! kernels {
@@ -91,6 +94,10 @@ macro_rules! kernels {
             ) -> Result<Gradients<Option<Self>>> {
                 $($module)*::backward(options, geometry, scores, around, gradient, wanted)
             }
+
+            fn sum_over(&self, sum: &SumOver) -> Result<Self> {
+                $($module)*::sum_over(self, sum)
+            }
         }
     };
 }
@@ -134,6 +141,10 @@ mod no_cuda {
         _: Operand<CudaStorage>,
         _: Gradients<bool>,
     ) -> Result<Gradients<Option<CudaStorage>>> {
+        no_cuda(NAME)
+    }
+
+    pub fn sum_over(_: &CudaStorage, _: &SumOver) -> Result<CudaStorage> {
         no_cuda(NAME)
     }
 }
@@ -273,16 +284,8 @@ impl FusedOp {
             let (Some(storage), Some(of)) = (storage, of) else { return Ok(None) };
             let mut kept = vec![1; shape.len()];
             kept[first..first + of.rank()].copy_from_slice(of.dims());
-            let sums = match storage.into_storage() {
-                Storage::Cpu(storage) => {
-                    let sums = sum_over(&storage, shape, &kept)?;
-                    finished(Storage::Cpu(sums), &Shape::from(kept), tracked)?
-                }
-                storage => {
-                    let dims: Vec<usize> = (0..kept.len()).filter(|&d| kept[d] != shape[d]).collect();
-                    sum_in_pieces(&finished(storage, &Shape::from(shape), tracked)?, &dims, MOST_OF_CANDLE)?
-                }
-            };
+            let sums = storage.sum_over(&SumOver::new(shape, &kept))?;
+            let sums = finished(sums.into_storage(), &Shape::from(kept), tracked)?;
             Ok::<_, candle_core::Error>(Some(sums.reshape(of.shape())?.to_dtype(of.dtype())?))
         };
         Ok([
@@ -290,22 +293,6 @@ impl FusedOp {
             summed(found.logits, shape.dims(), beside.bias, beside.bias.map_or(0, |bias| shape.rank() - bias.rank()))?,
             summed(found.sinks, &lines, beside.sinks, shape.rank().saturating_sub(3))?,
         ])
-    }
-}
-
-/// The sums over `dims`, which keep size 1, by candle's op with at most so many elements at once.
-fn sum_in_pieces(xs: &Tensor, dims: &[usize], most: usize) -> Result<Tensor> {
-    // Along the first dimension pieces are contiguous.
-    let Some(first) = xs.dims().iter().position(|&size| size > 1).filter(|_| xs.elem_count() > most) else {
-        return xs.sum_keepdim(dims);
-    };
-    let half = xs.dim(first)? / 2;
-    let before = sum_in_pieces(&xs.narrow(first, 0, half)?, dims, most)?;
-    let behind = sum_in_pieces(&xs.narrow(first, half, xs.dim(first)? - half)?, dims, most)?;
-    if dims.contains(&first) {
-        before + behind
-    } else {
-        Tensor::cat(&[before, behind], first)
     }
 }
 
@@ -544,37 +531,5 @@ impl InplaceOp3 for FusedOp {
         sinks_layout: &Layout,
     ) -> Result<()> {
         self.over(scores, layout, Beside { bias: Some((bias, bias_layout)), sinks: Some((sinks, sinks_layout)) })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::sum_in_pieces;
-    use candle_core::{DType, Device, Tensor};
-
-    #[test]
-    fn sums_in_pieces() -> candle_core::Result<()> {
-        let xs = Tensor::arange(0u32, 2 * 3 * 5 * 7, &Device::Cpu)?.reshape((2, 1, 3, 5, 7))?.to_dtype(DType::F64)?;
-        let number =
-            |at: [usize; 4]| at.into_iter().zip([105, 35, 7, 1]).map(|(at, step)| at * step).sum::<usize>() as f64;
-        for most in [1, 6, 35, 100, 210] {
-            let over = |dims: &[usize]| sum_in_pieces(&xs, dims, most);
-            let (of_outer, of_inner, of_none) = (over(&[0, 2])?, over(&[3, 4])?, over(&[])?);
-            assert_eq!(of_outer.dims(), [1, 1, 1, 5, 7]);
-            assert_eq!(of_inner.dims(), [2, 1, 3, 1, 1]);
-            assert_eq!(of_none.dims(), xs.dims());
-            let (of_outer, of_inner) =
-                (of_outer.flatten_all()?.to_vec1::<f64>()?, of_inner.flatten_all()?.to_vec1::<f64>()?);
-            for (place, &sum) in of_outer.iter().enumerate() {
-                let terms = (0..6).map(|k| number([k / 3, k % 3, place / 7, place % 7]));
-                assert_eq!(sum, terms.sum::<f64>(), "{place}, at most {most}");
-            }
-            for (place, &sum) in of_inner.iter().enumerate() {
-                let terms = (0..35).map(|k| number([place / 3, place % 3, k / 7, k % 7]));
-                assert_eq!(sum, terms.sum::<f64>(), "{place}, at most {most}");
-            }
-            assert_eq!(of_none.flatten_all()?.to_vec1::<f64>()?, (0..210).map(f64::from).collect::<Vec<_>>());
-        }
-        Ok(())
     }
 }

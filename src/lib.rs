@@ -37,6 +37,7 @@ mod fused;
 mod fused_op;
 mod lines;
 pub mod loss;
+mod loss_of_lines;
 mod online;
 mod op;
 pub mod ops;
@@ -44,6 +45,7 @@ mod reduce;
 mod safe;
 mod state;
 mod statistics;
+mod sums;
 #[doc(hidden)]
 pub mod testing;
 mod top_k;

@@ -4,10 +4,9 @@
 //! CUDA, and take f16, bf16, f32 and f64 logits with any strides.
 
 use crate::lines::storage_address;
+use crate::loss_of_lines::LossOfLines;
 use crate::op::{check_dtype, normal_numbers};
-use crate::statistics::{
-    check_gradient_of_lines, computed_in, Classes, Ignored, LineStatistics, KEPT, LOG_P, LOG_SUM_EXP, SMOOTH, WEIGHT,
-};
+use crate::statistics::{check_gradient_of_lines, computed_in, Classes, Ignored, LineStatistics};
 use candle_core::{DType, Error, Result, Tensor};
 
 /// What becomes of the losses of the targets.
@@ -30,7 +29,7 @@ pub enum Reduction {
 /// w_t. The z-loss adds z·lse² with lse = ln Σⱼ exp(logit_j), which keeps the logits from drifting off; a mean averages it over
 /// the targets that are not ignored, whatever their weights. A mean over no targets is NaN, as in torch.
 ///
-/// Losses are f32 (f64 for f64 logits), whatever the logits' dtype; sums over targets are taken in blocks. The gradient has the
+/// Losses are f32 (f64 for f64 logits), whatever the logits' dtype; sums over targets are taken in f64. The gradient has the
 /// logits' dtype; it is the only one, weights that track gradients are an error. A second derivative is an error too.
 ///
 /// ```
@@ -158,9 +157,6 @@ impl CrossEntropy {
     /// The loss of `logits` of shape (batch, classes, …) and `targets` of shape (batch, …), or of (classes,) and a scalar:
     /// f16, bf16, f32 or f64, and i64 or u32 (u8 too).
     ///
-    /// A mean and a sum are candle's sums, whose parameters come from the host: a CUDA graph of them is captured, and called once before, under
-    /// candle's `CudaDevice::enable_cuda_graph_htod_cache`.
-    ///
     /// # Errors
     /// If shapes or dtypes are others, the tensors are not on one device or on Metal, there are no classes, the smoothing is not
     /// in 0 to 1, or the factor of z-loss is not a finite number of what the loss is computed in. A target that is neither ignored
@@ -182,8 +178,6 @@ impl CrossEntropy {
             }
             None => None,
         };
-        let weighted = weights.is_some();
-        let smooth = self.label_smoothing > 0.0;
         let op = LineStatistics(Classes {
             dim: class_dim,
             // candle copies some empty tensors as if they were broadcast.
@@ -193,7 +187,7 @@ impl CrossEntropy {
             },
             ignored: self.ignored,
             weights,
-            smooth,
+            smooth: self.label_smoothing > 0.0,
         });
         if targets.elem_count() > 0 && classes == 0 {
             candle_core::bail!("{name}: logits of shape {:?} have no classes", logits.shape())
@@ -201,35 +195,17 @@ impl CrossEntropy {
         if logits.track_op() {
             check_gradient_of_lines(name, targets.elem_count(), logits.device().location())?;
         }
-        let statistics = logits.apply_op1(op)?;
-        let (kept, weight) = (statistics.detach().get(KEPT)?, statistics.detach().get(WEIGHT)?);
-        let log_p = statistics.get(LOG_P)?;
-        let mut losses = if weighted { (log_p * &weight)?.neg()? } else { log_p.neg()? };
-        if smooth {
-            let spread = (statistics.get(SMOOTH)? * (-self.label_smoothing / classes.max(1) as f64))?;
-            losses = ((losses * (1.0 - self.label_smoothing))? + spread)?;
-        }
-        let squares = match self.z_loss {
-            0.0 => None,
-            z => Some((statistics.get(LOG_SUM_EXP)?.sqr()? * z)?),
+        let of_lines = LossOfLines {
+            of_target: 1.0 - self.label_smoothing,
+            of_smooth: self.label_smoothing / classes.max(1) as f64,
+            of_square: self.z_loss,
+            weighted: self.weight.is_some(),
+            reduction: self.reduction,
         };
-        let with_squares = |losses: Tensor, squares: Option<Tensor>| match squares {
-            Some(squares) => losses + squares,
-            None => Ok(losses),
-        };
+        let losses = logits.apply_op1(op)?.apply_op1(of_lines)?;
         match self.reduction {
-            Reduction::Mean => {
-                let mean = (sum_in_blocks(&losses)? / sum_in_blocks(if weighted { &weight } else { &kept })?)?;
-                let squares = match squares {
-                    Some(squares) => Some((sum_in_blocks(&squares)? / sum_in_blocks(&kept)?)?),
-                    None => None,
-                };
-                with_squares(mean, squares)
-            }
-            Reduction::Sum => sum_in_blocks(&with_squares(losses, squares)?),
-            Reduction::None => {
-                with_squares(losses, squares)?.narrow(0, 0, targets.elem_count())?.reshape(targets.shape())
-            }
+            Reduction::Mean | Reduction::Sum => Ok(losses),
+            Reduction::None => losses.narrow(0, 0, targets.elem_count())?.reshape(targets.shape()),
         }
     }
 
@@ -302,21 +278,6 @@ impl CrossEntropy {
         }
         Ok(())
     }
-}
-
-/// The sum of a tensor of rank 1, in blocks: no sum runs on over more than a few hundred numbers, and rounding cannot pile up.
-fn sum_in_blocks(xs: &Tensor) -> Result<Tensor> {
-    const BLOCK: usize = 256;
-    let len = xs.elem_count();
-    if len <= BLOCK {
-        return xs.sum_all();
-    }
-    let whole = len / BLOCK * BLOCK;
-    let sum = sum_in_blocks(&xs.narrow(0, 0, whole)?.reshape((len / BLOCK, BLOCK))?.sum(1)?)?;
-    if whole == len {
-        return Ok(sum);
-    }
-    sum + xs.narrow(0, whole, len - whole)?.sum_all()?
 }
 
 /// The mean cross-entropy, for `candle_nn::loss::cross_entropy`: `logits` of shape (batch, classes), `targets` of shape (batch,),

@@ -1,10 +1,8 @@
 //! Log-sum-exp, and the op behind a loss over classes: a few numbers of each line of logits, each read once, and one backward
-//! that writes the gradient in one pass. What a loss makes of the numbers are candle's tensor ops.
+//! that writes the gradient in one pass.
 
 use crate::cpu;
-use crate::lines::{
-    check_gradient, contiguous_range, resolve_dim, unsupported_dtype, Contiguous, Lines, MOST_OF_CANDLE,
-};
+use crate::lines::{check_gradient, contiguous_range, resolve_dim, unsupported_dtype, Contiguous, Lines};
 #[cfg(not(feature = "cuda"))]
 use crate::op::no_cuda;
 use crate::op::{check_dtype, on_cpu};
@@ -16,7 +14,7 @@ use candle_core::{
     Tensor, WithDType, D,
 };
 
-/// How many numbers [`LineStatistics`] gives for a line. `kernels/statistics.cuh` has the same list.
+/// How many numbers [`LineStatistics`] gives for a line. `kernels/targets.cuh` has the same list.
 pub(crate) const STATISTICS: usize = 8;
 /// (x of the target − max) − ln Σ exp(x − max)
 pub(crate) const LOG_P: usize = 0;
@@ -54,9 +52,9 @@ pub(crate) fn no_metal<T>(op: &'static str) -> Result<T> {
     candle_core::bail!("{op}: there is no Metal kernel, move the tensors to the CPU")
 }
 
-/// Lines of so many elements have their log-sum-exp's gradient by what a loss is made of. On a CPU 65536 lines of 16 f32s take 2.3 ms so and 0.7
-/// as a softmax and a product, 4096 of 256 bf16s 0.70 and 0.68, 256 of 50257 7.8 and 27. So do shorter ones of more elements than
-/// candle's product on CUDA counts.
+/// On a CPU lines of so many elements have their log-sum-exp's gradient by what a loss is made of: 65536 lines of 16 f32s take 2.3 ms so and 0.7
+/// as a softmax and a product, 4096 of 256 bf16s 0.70 and 0.68, 256 of 50257 7.8 and 27. (On an H200 by a loss 1048576 lines of
+/// 16 f32s take 151 us, and 389 with candle's product, whose parameters come from the host, which a CUDA graph would read again.)
 const LEAST_OF_LOSS: usize = 512;
 
 /// Log-sum-exp along a dimension, which is kept with size 1.
@@ -122,32 +120,22 @@ impl CustomOp1 for LogSumExp {
         }
         let dim = resolve_dim(self.dim, arg.shape(), self.name)?;
         // candle sums the gradient that a product has for `grad_res`, in half precision too.
-        let short = arg.dim(dim)? < LEAST_OF_LOSS && !grad_res.track_op();
-        if short && arg.elem_count() <= MOST_OF_CANDLE {
+        if !arg.device().is_cuda() && arg.dim(dim)? < LEAST_OF_LOSS && !grad_res.track_op() {
             return Ok(Some(ops::softmax(arg, self.dim)?.broadcast_mul(grad_res)?));
         }
         let targets = Tensor::zeros(grad_res.elem_count(), DType::I64, arg.device())?;
         let classes = Classes { dim, targets, ignored: Ignored(-1), weights: None, smooth: false };
         let statistics = arg.apply_op1_no_bwd(&LineStatistics(classes.clone()))?;
-        let gradients = only_log_sum_exp(&grad_res.to_dtype(statistics.dtype())?)?;
+        let gradients = grad_res.to_dtype(statistics.dtype())?;
         let gradient = LossBackward { classes, only_log_sum_exp: true };
         Ok(Some(arg.apply_op3(&statistics, &gradients, gradient)?))
     }
 }
 
-/// `numbers`, one for each line, as the [`LOG_SUM_EXP`] of lines that have nothing else.
-fn only_log_sum_exp(numbers: &Tensor) -> Result<Tensor> {
-    let lines = numbers.elem_count();
-    check_gradient_of_lines("logsumexp-backward", lines, numbers.device().location())?;
-    let zeros = |rows| Tensor::zeros((rows, lines), numbers.dtype(), numbers.device());
-    let (before, behind) = (zeros(LOG_SUM_EXP)?, zeros(STATISTICS - LOG_SUM_EXP - 1)?);
-    Tensor::cat(&[before, numbers.reshape((1, lines))?, behind], 0)
-}
-
-/// An error where the gradient of a few of the [`STATISTICS`], which candle lays beside zeros, would go wrong: on CUDA it counts the elements
-/// that it copies there in 32 bits.
+/// An error where the gradient of the [`STATISTICS`] would go wrong: on CUDA candle counts the elements that it adds or copies in 32
+/// bits.
 pub(crate) fn check_gradient_of_lines(op: &'static str, lines: usize, device: DeviceLocation) -> Result<()> {
-    let most = u32::MAX as usize / (STATISTICS - 1);
+    let most = u32::MAX as usize / STATISTICS;
     if lines > most && matches!(device, DeviceLocation::Cuda { .. }) {
         candle_core::bail!(
             "{op}: a gradient of {lines} lines takes candle's ops, which on CUDA can do with {most}; split the tensor"
@@ -304,17 +292,26 @@ impl CustomOp1 for LineStatistics {
     }
 }
 
-/// The gradient of the logits from their lines' statistics and the gradients of those. It has none itself, as candle says when a
+/// The gradient of the logits from their lines' statistics and the gradients of those, or of [`LOG_SUM_EXP`] alone. It has none itself, as candle says when a
 /// second derivative is asked for, unless it is that of a log-sum-exp.
 #[derive(Clone, Debug)]
 pub(crate) struct LossBackward {
     pub classes: Classes,
-    /// Whether all other gradients are 0.
+    /// Whether there is but one gradient for each line, and all others are 0.
     pub only_log_sum_exp: bool,
 }
 
 impl LossBackward {
     const NAME: &'static str = "cross-entropy-backward";
+
+    /// How many gradients there are of each line.
+    pub fn gradients(&self) -> usize {
+        if self.only_log_sum_exp {
+            1
+        } else {
+            STATISTICS
+        }
+    }
 }
 
 impl CustomOp3 for LossBackward {
@@ -342,10 +339,17 @@ impl CustomOp3 for LossBackward {
             Contiguous::new(Self::NAME, gradients, gradients_layout)?,
         );
         let elements = x.start()..x.start() + lines.elem_count();
-        let numbers = STATISTICS * lines.count();
         let out = on_cpu!(Self::NAME, x.storage(), |xs| {
-            let statistics = &statistics.storage().as_slice()?[statistics.start()..][..numbers];
-            let gradients = &gradients.storage().as_slice()?[gradients.start()..][..numbers];
+            let statistics = &statistics.storage().as_slice()?[statistics.start()..][..STATISTICS * lines.count()];
+            let mut gradients =
+                &gradients.storage().as_slice()?[gradients.start()..][..self.gradients() * lines.count()];
+            let beside_zeros;
+            if self.only_log_sum_exp {
+                let mut all = vec![WithDType::from_f64(0.0); statistics.len()];
+                all[LOG_SUM_EXP * lines.count()..][..lines.count()].copy_from_slice(gradients);
+                beside_zeros = all;
+                gradients = &beside_zeros;
+            }
             self.classes.on_cpu(Self::NAME, lines, |classes| {
                 cpu::loss_backward(&xs[elements], lines, statistics, gradients, classes)
             })?
@@ -366,7 +370,7 @@ impl CustomOp3 for LossBackward {
         let shape = layout.shape().clone();
         let numbers = [(statistics, statistics_layout), (gradients, gradients_layout)];
         let lines = self.classes.lines(&shape);
-        Ok((crate::cuda::loss_backward(Self::NAME, lines, (storage, layout), numbers, &self.classes)?, shape))
+        Ok((crate::cuda::loss_backward(Self::NAME, lines, (storage, layout), numbers, self)?, shape))
     }
 
     #[cfg(not(feature = "cuda"))]
@@ -400,6 +404,6 @@ impl CustomOp3 for LossBackward {
         let grad_res = wide(grad_res)?;
         let of_gradient = (wide(&ops::softmax(x, dim)?)? * &grad_res)?.sum_keepdim(dim)?;
         let of_x = (wide(res)? * grad_res.broadcast_sub(&of_gradient)?)?.to_dtype(x.dtype())?;
-        Ok((Some(of_x), None, Some(only_log_sum_exp(&of_gradient)?)))
+        Ok((Some(of_x), None, Some(of_gradient)))
     }
 }

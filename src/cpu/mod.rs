@@ -32,7 +32,6 @@ mod x86;
 pub(crate) use element::Element;
 pub(crate) use random::dropout_keeps;
 pub(crate) use statistics::{line_statistics, log_sum_exp, loss_backward, Classes};
-pub(crate) use sum::sum_over;
 pub(crate) use top_k::{top_k, top_k_backward};
 
 use crate::lines::Lines;

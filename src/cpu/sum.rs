@@ -1,5 +1,6 @@
 //! Sums over some of a tensor's dimensions, as the gradient of what was broadcast needs them.
 
+use crate::sums::{offset, Steps, SumOver};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Result};
 use rayon::prelude::*;
@@ -7,46 +8,17 @@ use rayon::prelude::*;
 /// Neighbouring sums that are taken together.
 const WIDTH: usize = 1024;
 
-/// The elements of contiguous f32s or f64s of shape `dims`, added up in f64 along each dimension that has size 1 in `kept`, which
-/// has the others as they are.
-pub(crate) fn sum_over(storage: &CpuStorage, dims: &[usize], kept: &[usize]) -> Result<CpuStorage> {
+/// The sums, in their order and added up in f64, of f32s or f64s that are all of the tensor.
+pub(crate) fn sum_over(storage: &CpuStorage, sum: &SumOver) -> Result<CpuStorage> {
     match storage {
-        CpuStorage::F32(xs) => Ok(CpuStorage::F32(sums(xs, dims, kept).into_iter().map(|x| x as f32).collect())),
-        CpuStorage::F64(xs) => Ok(CpuStorage::F64(sums(xs, dims, kept))),
+        CpuStorage::F32(xs) => Ok(CpuStorage::F32(sums(xs, sum).into_iter().map(|x| x as f32).collect())),
+        CpuStorage::F64(xs) => Ok(CpuStorage::F64(sums(xs, sum))),
         other => Err(crate::lines::unsupported_dtype(other.dtype(), "sum")),
     }
 }
 
-/// A dimension, or several that are neighbours: how many steps of what length.
-#[derive(Clone, Copy)]
-struct Steps {
-    size: usize,
-    stride: usize,
-}
-
-/// Where the `index`-th element is, the last dimension varying fastest.
-fn offset(dims: &[Steps], mut index: usize) -> usize {
-    let mut offset = 0;
-    for dim in dims.iter().rev() {
-        offset += index % dim.size * dim.stride;
-        index /= dim.size;
-    }
-    offset
-}
-
-fn sums<R: Copy + Sync + Into<f64>>(xs: &[R], dims: &[usize], kept: &[usize]) -> Vec<f64> {
-    let (mut outer, mut summed) = (Vec::<Steps>::new(), Vec::<Steps>::new());
-    let mut stride = 1;
-    for (&size, &kept) in dims.iter().zip(kept).rev().filter(|(&size, _)| size != 1) {
-        let list = if kept == size { &mut outer } else { &mut summed };
-        match list.last_mut() {
-            Some(inner) if inner.stride * inner.size == stride => inner.size *= size,
-            _ => list.push(Steps { size, stride }),
-        }
-        stride *= size;
-    }
-    outer.reverse();
-    summed.reverse();
+fn sums<R: Copy + Sync + Into<f64>>(xs: &[R], sum: &SumOver) -> Vec<f64> {
+    let SumOver { kept: outer, summed } = sum;
     // Sums that lie side by side are taken side by side.
     let row = match outer.last() {
         Some(Steps { size, stride: 1 }) => *size,
@@ -57,17 +29,16 @@ fn sums<R: Copy + Sync + Into<f64>>(xs: &[R], dims: &[usize], kept: &[usize]) ->
         Some(Steps { size, stride: 1 }) => *size,
         _ => 1,
     };
-    let mut out = vec![0.0; outer.iter().map(|dim| dim.size).product()];
-    let terms: usize = summed.iter().map(|dim| dim.size).product();
+    let (mut out, terms) = (vec![0.0; sum.sums()], sum.terms());
     let per_row = row.div_ceil(WIDTH);
     let mut chunks: Vec<(usize, &mut [f64])> = Vec::new();
     for (i, row) in out.chunks_mut(row).enumerate() {
         chunks.extend(row.chunks_mut(WIDTH).enumerate().map(|(part, chunk)| (i * per_row + part, chunk)));
     }
     chunks.into_par_iter().for_each(|(i, sums)| {
-        let first = offset(&outer, i / per_row * row) + i % per_row * WIDTH;
+        let first = offset(outer, i / per_row * row) + i % per_row * WIDTH;
         for term in (0..terms).step_by(run) {
-            let xs = &xs[first + offset(&summed, term)..];
+            let xs = &xs[first + offset(summed, term)..];
             if run > 1 {
                 sums[0] += xs[..run].iter().map(|&x| x.into()).sum::<f64>();
             } else {
@@ -99,9 +70,9 @@ mod tests {
                 }
                 expected[at] += f64::from(x);
             }
-            assert_eq!(sums(&xs, &dims, &kept), expected, "{kept:?}");
+            assert_eq!(sums(&xs, &SumOver::new(&dims, &kept)), expected, "{kept:?}");
         }
-        assert_eq!(sums(&[2.0f64; 5000], &[2, 2500], &[1, 2500]), vec![4.0; 2500]);
-        assert_eq!(sums(&[2.0f64], &[1, 1], &[1, 1]), [2.0]);
+        assert_eq!(sums(&[2.0f64; 5000], &SumOver::new(&[2, 2500], &[1, 2500])), vec![4.0; 2500]);
+        assert_eq!(sums(&[2.0f64], &SumOver::new(&[1, 1], &[1, 1])), [2.0]);
     }
 }

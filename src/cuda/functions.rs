@@ -153,6 +153,11 @@ impl Key {
             Kernel::LossBackwardColumns { pairs } => format!("loss_backward_columns{}", of_pairs(pairs)),
             Kernel::TopKRows => "top_k_rows".into(),
             Kernel::TopKShortRows { most } => format!("top_k_short_rows_{most}"),
+            Kernel::LossOfEachLine => "loss_of_each_line".into(),
+            Kernel::LossOfParts => "loss_of_parts".into(),
+            Kernel::LossOfAllLines => "loss_of_all_lines".into(),
+            Kernel::LossOfLinesBackward => "loss_of_lines_backward".into(),
+            Kernel::Sum { packs } => format!("sum_{}", if packs { "packs" } else { "1" }),
             Kernel::TopKBackward => "top_k_backward".into(),
         };
         format!("{name}_{}", self.dtype)
@@ -363,6 +368,12 @@ mod tests {
             let (whole, any) = (true, false);
             let wide: &[Kernel] = match dtype {
                 "f32" => &[
+                    Kernel::Sum { packs: false },
+                    Kernel::Sum { packs: true },
+                    Kernel::LossOfEachLine,
+                    Kernel::LossOfParts,
+                    Kernel::LossOfAllLines,
+                    Kernel::LossOfLinesBackward,
                     Kernel::TopKShortRows { most: 1024 },
                     Kernel::FewRows { columns: 4, rows: 4, whole },
                     Kernel::FewRows { columns: 4, rows: 8, whole },
@@ -392,6 +403,12 @@ mod tests {
                     Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                 ],
                 "f64" => &[
+                    Kernel::Sum { packs: false },
+                    Kernel::Sum { packs: true },
+                    Kernel::LossOfEachLine,
+                    Kernel::LossOfParts,
+                    Kernel::LossOfAllLines,
+                    Kernel::LossOfLinesBackward,
                     Kernel::FewRows { columns: 2, rows: 4, whole },
                     Kernel::FewRows { columns: 2, rows: 8, whole },
                     Kernel::FewRows { columns: 1, rows: 4, whole: any },

@@ -2,6 +2,7 @@
 
 use super::launch::{self, CudaElement};
 use super::plan::{self, FusedKind, FusedLines, Kernel, Plan};
+pub(crate) use super::sums::sum_over;
 use super::{alignment, by_dtype, functions};
 use crate::fused::{Around, Axis, Geometry, Gradients, MaskedRows, Operand, Options};
 use crate::lines::unsupported_dtype;

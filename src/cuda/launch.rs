@@ -2,10 +2,12 @@
 
 use super::functions::{self, Function, Key};
 use super::plan::{
-    narrow_units, Kernel, NarrowUnits, Plan, CHUNK_BYTES, MAX_BOX_ROWS, MOST_TOP_K, NARROW_ALONE, PACK_BYTES,
+    self, narrow_units, Kernel, NarrowUnits, Plan, CHUNK_BYTES, MAX_BOX_ROWS, MOST_TOP_K, NARROW_ALONE, PACK_BYTES,
     RESIDENT_BOX, RESIDENT_COLUMNS,
 };
+use super::sums;
 use crate::lines::Lines;
+use crate::loss_of_lines::LossOfLines;
 use crate::op::Output;
 use crate::state::Real;
 use crate::statistics::{Ignored, STATISTICS};
@@ -49,13 +51,13 @@ impl CudaElement for bf16 {
 /// Arguments of a kernel, each passed by the address of a copy.
 #[derive(Clone, Copy)]
 struct Arguments {
-    values: [u64; 12],
+    values: [u64; 13],
     count: usize,
 }
 
 impl Arguments {
     fn new() -> Self {
-        Self { values: [0; 12], count: 0 }
+        Self { values: [0; 13], count: 0 }
     }
 
     /// A pointer or a 64-bit number; a 32-bit one is its low half.
@@ -479,7 +481,7 @@ pub(super) fn statistics<T: CudaElement, O: DeviceRepr>(
     unsafe { launch(&stream, key, device, plan, arguments) }
 }
 
-/// The gradient of the logits `x`, given the statistics of their lines and the gradients of those.
+/// The gradient of the logits `x`, given the statistics of their lines and the gradients of those or, one for each line, of the log-sum-exp alone.
 pub(super) fn loss_backward<T: CudaElement>(
     device: &CudaDevice,
     x: CudaView<'_, T>,
@@ -492,7 +494,9 @@ pub(super) fn loss_backward<T: CudaElement>(
     check_lengths(lines, [x.len(), grad.len()])?;
     check_count(lines)?;
     classes.check(lines)?;
-    if [statistics.len(), gradients.len()] != [STATISTICS * lines.count(); 2] {
+    let alone = gradients.len() == lines.count();
+    let of_gradients = if alone { lines.count() } else { STATISTICS * lines.count() };
+    if [statistics.len(), gradients.len()] != [STATISTICS * lines.count(), of_gradients] {
         candle_core::bail!("candle-softmax: {} numbers for the statistics of {lines:?}", statistics.len())
     }
     let stream = device.cuda_stream();
@@ -514,10 +518,84 @@ pub(super) fn loss_backward<T: CudaElement>(
         .push(classes.ignored.0 as u64)
         .push(weights.as_ref().map_or(0, |(weights, _read)| *weights))
         .push(statistics)
-        .push(gradients);
+        .push(gradients)
+        .push(alone as u64);
     let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
     // SAFETY: as of `statistics`.
     unsafe { launch(&stream, key, device, plan, arguments) }
+}
+
+/// The losses `out` of lines with these statistics or, given the gradients of those, the gradients of the statistics.
+pub(super) fn loss_of_lines<R: CudaElement>(
+    device: &CudaDevice,
+    op: &LossOfLines,
+    statistics: CudaView<'_, R>,
+    gradients: Option<CudaView<'_, R>>,
+    out: &mut CudaViewMut<'_, R>,
+) -> Result<()> {
+    let lines = statistics.len() / STATISTICS;
+    let losses = if op.of_each() { lines } else { 1 };
+    let (of_out, of_gradients) = match &gradients {
+        None => (losses, losses),
+        Some(gradients) => (statistics.len(), gradients.len()),
+    };
+    let numbers = [statistics.len(), out.len(), of_gradients];
+    if numbers != [STATISTICS * lines, of_out, losses] || !(1..=i32::MAX as usize).contains(&lines) {
+        candle_core::bail!("candle-softmax: {numbers:?} numbers for the losses of {lines} lines")
+    }
+    let kernel = match gradients {
+        Some(_) => Kernel::LossOfLinesBackward,
+        None if op.of_each() => Kernel::LossOfEachLine,
+        None => Kernel::LossOfAllLines,
+    };
+    // Backward only a mean has a sum to divide by.
+    let has_sum = kernel == Kernel::LossOfAllLines || kernel == Kernel::LossOfLinesBackward && op.is_mean();
+    let plan_of_parts = plan::loss_of_parts(lines).filter(|_| has_sum);
+    let count = plan_of_parts.map_or(0, |plan| plan.grid.0 as usize);
+    let stream = device.cuda_stream();
+    // SAFETY: the kernel that is launched first writes the four numbers of each part.
+    let mut parts = plan_of_parts.map(|_| unsafe { device.alloc::<f64>(4 * count) }).transpose()?;
+    let parts = parts.as_mut().map(|parts| parts.device_ptr_mut(&stream));
+    let gradients = gradients.as_ref().map(|gradients| gradients.device_ptr(&stream));
+    let (statistics, _statistics_read) = statistics.device_ptr(&stream);
+    let (out, _out_written) = out.device_ptr_mut(&stream);
+    let arguments = Arguments::new()
+        .push(statistics)
+        .push(gradients.as_ref().map_or(0, |(gradients, _read)| *gradients))
+        .push(out)
+        .push(parts.as_ref().map_or(0, |(parts, _written)| *parts))
+        .push(lines as u64)
+        .push(count as u64)
+        .push(op.of_each() as u64)
+        .push(op.of_target.to_bits())
+        .push(op.of_smooth.to_bits())
+        .push(op.of_square.to_bits())
+        .push(op.weighted as u64)
+        .push(op.is_mean() as u64);
+    for plan in plan_of_parts.into_iter().chain([plan::loss_of_lines(kernel, lines)]) {
+        let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: R::NAME };
+        // SAFETY: these are the parameters of the kernels, the lengths are checked above, and there is a part for each block of the first.
+        unsafe { launch(&stream, key, device, plan, arguments)? };
+    }
+    Ok(())
+}
+
+/// Sums of `x`, or parts of them, that the call says, which fits the plan and the lengths.
+pub(super) fn sum<R: CudaElement>(
+    device: &CudaDevice,
+    x: CudaView<'_, R>,
+    out: &mut CudaViewMut<'_, R>,
+    plan: Plan,
+    mut call: sums::Call,
+) -> Result<()> {
+    let stream = device.cuda_stream();
+    let (mut x, _x_read) = x.device_ptr(&stream);
+    let (mut out, _out_written) = out.device_ptr_mut(&stream);
+    let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: R::NAME };
+    // SAFETY: these are the parameters of the kernels; by the plan parts are of elements of `x`, and each of its blocks has place in `out`.
+    unsafe {
+        launch_with(&stream, key, device, plan, &mut [address_of(&mut x), address_of(&mut out), address_of(&mut call)])
+    }
 }
 
 /// Where the greatest elements of each line go.

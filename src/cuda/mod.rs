@@ -6,10 +6,11 @@ mod launch;
 mod plan;
 mod registers;
 mod statistics;
+mod sums;
 mod top_k;
 
 pub(crate) use plan::MOST_TOP_K;
-pub(crate) use statistics::{line_statistics, log_sum_exp, loss_backward};
+pub(crate) use statistics::{line_statistics, log_sum_exp, loss_backward, loss_of_lines, loss_of_lines_backward};
 pub(crate) use top_k::{top_k, top_k_backward};
 
 use crate::lines::{unsupported_dtype, Contiguous, Lines};
@@ -37,6 +38,18 @@ macro_rules! by_dtype {
     };
 }
 use by_dtype;
+
+/// Calls a generic function with f32 or f64, what others are computed in.
+macro_rules! by_dtype_computed_in {
+    ($name:expr, $dtype:expr, $function:ident($($arg:expr),*)) => {
+        match $dtype {
+            DType::F32 => $function::<f32>($($arg),*),
+            DType::F64 => $function::<f64>($($arg),*),
+            other => Err(unsupported_dtype(other, $name)),
+        }
+    };
+}
+use by_dtype_computed_in;
 
 /// Softmax or log-softmax along `lines`, in a new storage.
 pub(crate) fn softmax(op: &SoftmaxOp, lines: Lines, storage: &CudaStorage, layout: &Layout) -> Result<CudaStorage> {

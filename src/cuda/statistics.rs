@@ -1,9 +1,10 @@
 //! Log-sum-exp, the statistics of a loss and their backward on CUDA.
 
-use super::{alignment, by_dtype, elements, functions, launch, new_storage, plan};
+use super::{alignment, by_dtype, by_dtype_computed_in, elements, functions, launch, new_storage, plan};
 use super::{CudaElement, Elements};
 use crate::lines::{contiguous_range, unsupported_dtype, Contiguous, Lines};
-use crate::statistics::{Classes, STATISTICS};
+use crate::loss_of_lines::LossOfLines;
+use crate::statistics::{Classes, LossBackward, STATISTICS};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaView, DevicePtr};
 use candle_core::cuda_backend::CudaDType;
@@ -47,34 +48,79 @@ pub(crate) fn line_statistics(name: &'static str, lines: Lines, x: Operand, clas
     by_dtype!(name, x.0.dtype(), run(name, lines, x, classes))
 }
 
-/// The gradient of the logits, given the statistics of their lines and the gradients of those.
+/// The gradient of the logits, given the statistics of their lines and gradients of those.
 pub(crate) fn loss_backward(
     name: &'static str,
     lines: Lines,
     x: Operand,
     statistics: [Operand; 2],
-    classes: &Classes,
+    op: &LossBackward,
 ) -> Result<CudaStorage> {
     fn run<T: CudaElement>(
         name: &'static str,
         lines: Lines,
         (x, layout): Operand,
         [s, g]: [Operand; 2],
-        classes: &Classes,
+        op: &LossBackward,
     ) -> Result<CudaStorage> {
         new_storage::<T>(x.device(), lines, |out| {
             let device = x.device();
-            let stored = Stored::new(classes);
+            let stored = Stored::new(&op.classes);
             let (x, s, g) =
                 (Contiguous::new(name, x, layout)?, Contiguous::new(name, s.0, s.1)?, Contiguous::new(name, g.0, g.1)?);
             let x = elements::<T>(&x, lines)?;
-            let each = one_each(lines, STATISTICS);
-            let statistics = [elements(&s, each)?, elements(&g, each)?];
+            let statistics = [(&s, STATISTICS), (&g, op.gradients())];
+            let [s, g] = statistics.map(|(of, each)| elements(of, one_each(lines, each)));
             let plan = plan::loss_backward(lines, facts_of(&x, device), functions::facts(device)?);
-            launch::loss_backward(device, x, statistics, out, lines, plan, stored.view(classes)?)
+            launch::loss_backward(device, x, [s?, g?], out, lines, plan, stored.view(&op.classes)?)
         })
     }
-    by_dtype!(name, x.0.dtype(), run(name, lines, x, statistics, classes))
+    by_dtype!(name, x.0.dtype(), run(name, lines, x, statistics, op))
+}
+
+/// What a loss makes of these statistics.
+pub(crate) fn loss_of_lines(name: &'static str, op: &LossOfLines, statistics: Operand) -> Result<CudaStorage> {
+    let lines = statistics.1.shape().elem_count() / STATISTICS;
+    by_dtype_computed_in!(
+        name,
+        statistics.0.dtype(),
+        made_of_statistics(name, op, if op.of_each() { lines } else { 1 }, statistics, None)
+    )
+}
+
+/// The gradients of the statistics, given those of the losses.
+pub(crate) fn loss_of_lines_backward(
+    name: &'static str,
+    op: &LossOfLines,
+    statistics: Operand,
+    gradients: Operand,
+) -> Result<CudaStorage> {
+    let count = statistics.1.shape().elem_count();
+    by_dtype_computed_in!(name, statistics.0.dtype(), made_of_statistics(name, op, count, statistics, Some(gradients)))
+}
+
+/// `count` numbers
+fn made_of_statistics<R: CudaElement>(
+    name: &'static str,
+    op: &LossOfLines,
+    count: usize,
+    (statistics, layout): Operand,
+    gradients: Option<Operand>,
+) -> Result<CudaStorage> {
+    new_storage::<R>(statistics.device(), all(count), |out| {
+        let device = statistics.device();
+        let statistics = Contiguous::new(name, statistics, layout)?;
+        let gradients =
+            gradients.map(|(of, layout)| Result::Ok((Contiguous::new(name, of, layout)?, layout))).transpose()?;
+        let of_losses =
+            gradients.as_ref().map(|(of, layout)| elements(of, all(layout.shape().elem_count()))).transpose()?;
+        launch::loss_of_lines(device, op, elements(&statistics, all(layout.shape().elem_count()))?, of_losses, out)
+    })
+}
+
+/// Numbers one after the other.
+fn all(numbers: usize) -> Lines {
+    Lines { outer: 1, len: numbers, inner: 1 }
 }
 
 /// As many numbers for each of the lines.

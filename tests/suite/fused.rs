@@ -1,5 +1,6 @@
 //! The builder: every option and combination against a reference in f64 that is computed here.
 
+use crate::shapes::assert_near;
 use crate::support::{
     begin_low, devices, far_from_each_other, gpu_for, normal, pool, tensor, values, within_cap, DTYPES,
 };
@@ -395,6 +396,36 @@ fn mask(shape: &[usize], seed: u64) -> Result<Tensor> {
         .map(|(i, x)| u8::from(x > -0.3) * [1, 2, 3, 128, 255][i % 5])
         .collect::<Vec<_>>();
     Tensor::from_vec(keep, shape, &Device::Cpu)
+}
+
+/// The gradient of a bias is the sum of the scores' over what it is broadcast over, however many dimensions that are.
+#[test]
+fn gradients_of_what_is_shared() -> Result<()> {
+    let shapes =
+        [[3, 2, 50, 64], [1, 1, 3000, 33], [2000, 1, 4, 7], [1, 5, 1, 20_000], [64, 3, 9, 128], [8, 16, 256, 512]];
+    for (device, shape) in devices().iter().flat_map(|device| shapes.map(|shape| (device, shape))) {
+        let count = shape.iter().product();
+        if !within_cap(count) || device.is_cpu() && count > 1 << 20 {
+            continue;
+        }
+        for (dtype, unit) in [(DType::F32, 1e-6), (DType::F64, 1e-14)] {
+            let random = |shape: &[usize]| Tensor::randn(0f64, 1.0, shape, device)?.to_dtype(dtype);
+            let scores = Var::from_tensor(&random(&shape)?)?;
+            let weights = random(&shape)?;
+            for shared in 1..16 {
+                let dims: Vec<usize> = (0..4).filter(|d| shared >> d & 1 == 1).collect();
+                let mut of = shape;
+                dims.iter().for_each(|&d| of[d] = 1);
+                let bias = Var::from_tensor(&random(&of)?)?;
+                let grads = (Softmax::new().bias(&bias).forward(&scores)? * &weights)?.sum_all()?.backward()?;
+                let of_scores = grads.get(&scores).expect("a gradient").to_dtype(DType::F64)?;
+                let bound = of_scores.abs()?.sum_keepdim(dims.as_slice())?.affine(unit, 1e-40)?;
+                let (found, exact) = (grads.get(&bias).expect("a gradient"), of_scores.sum_keepdim(dims.as_slice())?);
+                assert_near(found, &exact, &bound, &format!("{dtype:?} bias {of:?} of {shape:?}"))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Lengths about the vectors, blocks and lines that are held.

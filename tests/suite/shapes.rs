@@ -35,12 +35,12 @@ fn random(shape: &[usize], skipped: usize, scale: f32, dtype: DType, device: &De
     all.narrow(0, skipped, count)?.reshape(shape)
 }
 
-fn wide(xs: &Tensor) -> Result<Tensor> {
+pub fn wide(xs: &Tensor) -> Result<Tensor> {
     xs.to_dtype(DType::F64)
 }
 
 /// What a number may be off by, times itself, and at least.
-fn rounding(dtype: DType) -> (f64, f64) {
+pub fn rounding(dtype: DType) -> (f64, f64) {
     match dtype {
         DType::F64 => (1e-12, 1e-300),
         DType::F32 => (5e-6, 1e-43),
@@ -50,7 +50,7 @@ fn rounding(dtype: DType) -> (f64, f64) {
 }
 
 /// Where each number is within its bound, or the same.
-fn assert_near(found: &Tensor, exact: &Tensor, bound: &Tensor, what: &str) -> Result<()> {
+pub fn assert_near(found: &Tensor, exact: &Tensor, bound: &Tensor, what: &str) -> Result<()> {
     assert_eq!(found.shape(), exact.shape(), "{what}");
     let found = wide(found)?;
     let near = (&found - exact)?.abs()?.le(&bound.broadcast_as(exact.shape())?)?;

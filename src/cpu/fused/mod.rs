@@ -13,6 +13,7 @@ mod short_backward;
 
 use super::level::{Level, Simd, Task};
 use super::memory::{filled, Elements, Unfilled};
+pub(crate) use super::sum::sum_over;
 use super::{run, Element};
 use crate::fused::{Around, Geometry, Gradients, Operand, Options};
 use crate::lines::unsupported_dtype;

@@ -5,7 +5,7 @@
 //! over geometries. `benches/results` has the figures of what was chosen.
 //!
 //! Here is what a plan is and what several kernels share. `softmax` chooses for contiguous lines and `columns` for those side by side, `backward` for their
-//! gradients, `fused` for what models put around them, and `statistics` for log-sum-exps, losses and top-k; `group` takes what no kernel holds.
+//! gradients, `fused` for what models put around them, `statistics` for log-sum-exps, losses and top-k, and `sums` for the gradient of what was broadcast; `group` takes what no kernel holds.
 
 mod backward;
 mod columns;
@@ -13,6 +13,7 @@ mod fused;
 mod group;
 mod softmax;
 mod statistics;
+mod sums;
 #[cfg(test)]
 mod tests;
 
@@ -22,7 +23,10 @@ pub(crate) use columns::{narrow_units, NarrowUnits, MAX_BOX_ROWS, NARROW_ALONE, 
 pub(crate) use fused::{fused, WHOLE_BLOCK};
 use group::across_of;
 pub(crate) use softmax::{softmax, CHUNK_BYTES};
-pub(crate) use statistics::{loss_backward, statistics, top_k, top_k_backward, MOST_TOP_K};
+pub(crate) use statistics::{
+    loss_backward, loss_of_lines, loss_of_parts, statistics, top_k, top_k_backward, MOST_TOP_K,
+};
+pub(crate) use sums::{sum, SumPlan};
 
 /// What of a device a plan depends on.
 #[derive(Clone, Copy, Debug)]
@@ -231,6 +235,15 @@ pub(crate) enum Kernel {
     LossBackwardShortRows,
     LossBackwardColumns {
         pairs: bool,
+    },
+    /// What a loss makes of the statistics: a loss for each line, or parts of the sums over many and a loss for all; and back their gradients.
+    LossOfEachLine,
+    LossOfParts,
+    LossOfAllLines,
+    LossOfLinesBackward,
+    /// Sums over some dimensions; `packs`: of 16 bytes that lie side by side.
+    Sum {
+        packs: bool,
     },
     /// The greatest elements: one block or cluster, and one warp per contiguous line. And their backward: a warp to each part of a line.
     TopKRows,

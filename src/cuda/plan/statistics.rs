@@ -22,6 +22,10 @@ pub(super) const STATISTICS_WORDS: usize = 16;
 const STATISTICS_PACKS: usize = 16;
 pub(super) const STATISTICS_BLOCK: usize = 128;
 const LOSS_BLOCK: usize = 256;
+/// So many lines' statistics a block sums up by itself, before its gradients, too. Of more, blocks sum up parts of so many at least.
+const LINES_OF_LOSS: usize = 8192;
+const PART_OF_LOSS: usize = 4096;
+const MOST_PARTS: usize = 128;
 /// Lines up to these lengths, f64 but the last, take so many lanes of a warp to find up to [`FEW_TOP_K`] places, as `kernels/top_k_short.cu` has
 /// them. On an H100, f32, us: 16384 x 8 by 8 lanes 3.3, by 16 5.0, 16384 x 64 by 16 7.7, by 32 10.6.
 const SHORT_TOP_K: [(usize, usize); 5] = [(32, 8), (64, 16), (128, WARP), (256, WARP), (1024, WARP)];
@@ -94,6 +98,18 @@ pub(crate) fn loss_backward(lines: Lines, elements: Elements, device: DeviceFact
     let chunks = (lines.len * elements.size).div_ceil(16 * LOSS_PACKS * LOSS_BLOCK);
     let plan = plan(Kernel::LossBackwardRows, lines.count() * chunks, LOSS_BLOCK);
     Plan { parameter: chunks as i32, ..plan }
+}
+
+/// The kernel that leaves parts of the sums over the lines of a loss, where they are too many for one block.
+pub(crate) fn loss_of_parts(lines: usize) -> Option<Plan> {
+    let parts = (lines / PART_OF_LOSS).min(MOST_PARTS);
+    (lines > LINES_OF_LOSS).then(|| plan(Kernel::LossOfParts, parts, MAX_BLOCK))
+}
+
+/// The kernel for what a loss makes of the statistics of its lines, or for their gradients.
+pub(crate) fn loss_of_lines(kernel: Kernel, lines: usize) -> Plan {
+    let blocks = if kernel == Kernel::LossOfAllLines { 1 } else { lines.div_ceil(MAX_BLOCK) };
+    plan(kernel, blocks, lines.next_multiple_of(WARP).min(MAX_BLOCK))
 }
 
 /// The kernel for the `k` greatest elements, up to [`MOST_TOP_K`], of contiguous lines of elements of `size` bytes.

@@ -2,8 +2,10 @@ use super::fused::{fused_cluster_count, fused_count, fused_tile_count, scores_co
 use super::group::{group, group_shape, threads_and_across, GROUP_BLOCK};
 use super::softmax::room;
 use super::statistics::{LOSS_PACKS, SELECT_BYTES, STATISTICS_BLOCK, STATISTICS_WORDS};
+use super::sums::SUM_THREADS;
 use super::*;
 use crate::op::{Output, Schedule};
+use crate::sums::{offset, SumOver};
 
 const TURING: DeviceFacts = DeviceFacts {
     compute_capability: 75,
@@ -544,6 +546,109 @@ fn fused_plans_cover_the_lines() {
                 _ => panic!("not checked: {what}"),
             }
         }
+    }
+}
+
+/// Every element is of one thread's terms, once, and of the sum that it belongs to: what `kernels/sum.cu` goes through.
+#[test]
+fn sums_take_each_element_once() {
+    let shapes: &[&[usize]] = &[
+        &[1],
+        &[7],
+        &[300, 4],
+        &[3, 1000],
+        &[2, 5, 33, 8],
+        &[40, 6, 49],
+        &[9, 3, 5, 7, 2],
+        &[5000],
+        &[2, 3000, 3],
+        &[8, 64, 64],
+    ];
+    for dims in shapes {
+        for choice in 0..1 << dims.len() {
+            let kept: Vec<usize> =
+                dims.iter().enumerate().map(|(d, &size)| if choice >> d & 1 == 1 { size } else { 1 }).collect();
+            let of = SumOver::new(dims, &kept);
+            for (size, multiprocessors) in [(4, 132), (8, 132), (4, 1), (8, 2)] {
+                check_sum(&of, size, DeviceFacts { multiprocessors, ..HOPPER });
+            }
+        }
+    }
+}
+
+fn check_sum(of: &SumOver, size: usize, device: DeviceFacts) {
+    let plan = sum(of, size, device);
+    let what = format!("{of:?} of {size} bytes, {plan:?}");
+    let ((blocks, parts), count) = (plan.plan.grid, plan.count);
+    assert!(plan.plan.block as usize == SUM_THREADS && plan.shift <= 8 && parts < 1 << 16, "{what}");
+    assert_eq!(plan.plan.kernel, Kernel::Sum { packs: count > 1 }, "{what}");
+    assert!(count == 1 || count * size == PACK_BYTES, "{what}");
+    let (group, slots) = (1 << plan.shift, SUM_THREADS >> plan.shift);
+    let outer = &of.summed[..of.summed.len().saturating_sub(1)];
+    // The sum that each element was added to
+    let mut sum_of = vec![None; of.sums() * of.terms()];
+    for (block, part, thread) in (0..blocks as usize).flat_map(|block| {
+        (0..parts as usize).flat_map(move |part| (0..SUM_THREADS).map(move |thread| (block, part, thread)))
+    }) {
+        let (slot, lane) =
+            if plan.across { (thread % slots, thread / slots) } else { (thread / group, thread % group) };
+        let number = (block * slots + slot) * count;
+        if number >= of.sums() {
+            continue;
+        }
+        let (of_runs, of_run) = (part / plan.parts_of_run, part % plan.parts_of_run);
+        let first_run = of_runs * plan.runs_of_part;
+        let end = ((of_run + 1) * plan.run_of_part).min(plan.run.size);
+        for run in first_run..(first_run + plan.runs_of_part).min(plan.runs) {
+            for term in (of_run * plan.run_of_part + lane..end).step_by(group) {
+                let at = offset(&of.kept, number) + offset(outer, run) + term * plan.run.stride;
+                assert!(at.is_multiple_of(count), "{what}");
+                for n in 0..count {
+                    assert_eq!(sum_of[at + n].replace(number + n), None, "{what}");
+                }
+            }
+        }
+    }
+    for number in 0..of.sums() {
+        for term in 0..of.terms() {
+            assert_eq!(sum_of[offset(&of.kept, number) + offset(&of.summed, term)], Some(number), "{what}");
+        }
+    }
+}
+
+#[test]
+fn sums_fill_the_device() {
+    let plan = |dims: &[usize], kept: &[usize]| {
+        let plan = sum(&SumOver::new(dims, kept), 4, HOPPER);
+        (plan.plan.grid, plan.count, plan.shift)
+    };
+    // A bias of all batches: no parts, and each thread a pack
+    assert_eq!(plan(&[8, 16, 2048, 2048], &[1, 16, 2048, 2048]), ((65_536, 1), 4, 0));
+    // Of all queries of all heads, a few columns, and one number
+    for (dims, kept) in [(&[8, 16, 2048, 2048][..], &[1, 1, 1, 2048][..]), (&[1 << 20, 4], &[1, 4]), (&[1 << 22], &[1])]
+    {
+        let ((blocks, parts), ..) = plan(dims, kept);
+        assert!(blocks * parts > 200, "{dims:?} {blocks} {parts}");
+    }
+    // Sinks
+    assert_eq!(plan(&[8, 16, 2048, 1], &[1, 16, 1, 1]).0 .0, 16);
+}
+
+/// Every line's loss and gradient has a thread, and the parts of a sum are no more than a block's threads.
+#[test]
+fn losses_of_lines() {
+    for lines in lengths() {
+        for kernel in [Kernel::LossOfEachLine, Kernel::LossOfAllLines, Kernel::LossOfLinesBackward] {
+            let plan = loss_of_lines(kernel, lines);
+            let threads = plan.grid.0 as usize * plan.block as usize;
+            assert!(kernel == Kernel::LossOfAllLines || threads >= lines, "{lines} {plan:?}");
+            assert!(
+                (1..=MAX_BLOCK).contains(&(plan.block as usize)) && plan.block.is_multiple_of(WARP as u32),
+                "{plan:?}"
+            );
+        }
+        let parts = loss_of_parts(lines).map(|plan| plan.grid.0);
+        assert!(parts.map_or(lines <= 1 << 13, |parts| (2..=1024).contains(&parts)), "{lines} {parts:?}");
     }
 }
 

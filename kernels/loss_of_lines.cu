@@ -1,0 +1,128 @@
+// What a loss makes of its lines' statistics: a loss for each line, or the sum or mean of all, and back the gradients of the statistics. Of
+// a line up to five numbers are read and one is written, or eight backward: next to nothing beside its logits, so what counts is that the
+// launches are few. Terms and sums are of f64, which no number of lines rounds off.
+#include "element.cuh"
+#include "start.cuh"
+#include "targets.cuh"
+
+// What the logarithms of probabilities and the square of the log-sum-exp count; 0 where there are none of these.
+struct Factors {
+    double of_target, of_smooth, of_square;
+    bool weighted, mean;
+};
+
+// Of a line or of many: what targets and classes cost, and what the mean of that is over; the squares, and what theirs is over.
+struct Terms {
+    double cost, weight, square, count;
+
+    __device__ __forceinline__ void add(const Terms& other) {
+        cost += other.cost, weight += other.weight, square += other.square, count += other.count;
+    }
+    __device__ __forceinline__ double loss(bool mean) const { return mean ? cost / weight + square / count : cost + square; }
+};
+
+template <typename R>
+__device__ __forceinline__ Terms terms_of(const R* statistics, int64_t lines, int64_t line, const Factors& factors) {
+    const auto read = [&](int which) { return double(statistics[which * lines + line]); };
+    const double count = read(KEPT), weight = factors.weighted ? read(WEIGHT) : count;
+    double cost = read(LOG_P), square = 0;
+    if (factors.weighted) cost *= weight;
+    cost *= -factors.of_target;
+    if (factors.of_smooth != 0) cost -= factors.of_smooth * read(SMOOTH);
+    if (factors.of_square != 0) square = factors.of_square * read(LOG_SUM_EXP) * read(LOG_SUM_EXP);
+    return {cost, weight, square, count};
+}
+
+// The sum of what all threads of a block have, in each of them.
+__device__ __forceinline__ Terms block_sum(Terms terms) {
+    __shared__ Terms of_warp[32];
+    const auto warp_sum = [](Terms& terms) {
+#pragma unroll 1
+        for (int mask = 16; mask > 0; mask /= 2) {
+            terms.add({__shfl_xor_sync(~0u, terms.cost, mask), __shfl_xor_sync(~0u, terms.weight, mask),
+                       __shfl_xor_sync(~0u, terms.square, mask), __shfl_xor_sync(~0u, terms.count, mask)});
+        }
+    };
+    warp_sum(terms);
+    const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    if (lane == 0) of_warp[threadIdx.x / 32] = terms;
+    __syncthreads();
+    terms = lane < warps ? of_warp[lane] : Terms{};
+    warp_sum(terms);
+    return terms;
+}
+
+// The sum of the terms of all lines of a grid's blocks that are this one's.
+template <typename R>
+__device__ __forceinline__ Terms sum_of_lines(const R* statistics, int64_t lines, int64_t first, int64_t step, const Factors& factors) {
+    Terms terms{};
+#pragma unroll 2
+    for (int64_t line = first; line < lines; line += step) terms.add(terms_of(statistics, lines, line, factors));
+    return block_sum(terms);
+}
+
+// The sum of all, in each thread: of the `count` parts that blocks have left, or where there are few lines of these.
+template <typename R>
+__device__ __forceinline__ Terms sum_of_all(const R* statistics, int64_t lines, const Terms* parts, int count, const Factors& factors) {
+    if (count == 0) return sum_of_lines(statistics, lines, threadIdx.x, blockDim.x, factors);
+    Terms terms{};
+    for (int part = threadIdx.x; part < count; part += blockDim.x) terms.add(parts[part]);
+    return block_sum(terms);
+}
+
+#define PARAMETERS(R) \
+    const R *statistics, const R *gradients, R *out, Terms *parts, int64_t lines, int count, int each, const Factors &factors
+
+template <typename R>
+__device__ __forceinline__ void of_each_line(PARAMETERS(R)) {
+    const int64_t line = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
+    if (line < lines) out[line] = R(terms_of(statistics, lines, line, factors).loss(false));
+}
+
+template <typename R>
+__device__ __forceinline__ void of_parts(PARAMETERS(R)) {
+    const int64_t first = blockIdx.x * int64_t(blockDim.x) + threadIdx.x, step = gridDim.x * int64_t(blockDim.x);
+    const Terms sum = sum_of_lines(statistics, lines, first, step, factors);
+    if (threadIdx.x == 0) parts[blockIdx.x] = sum;
+}
+
+template <typename R>
+__device__ __forceinline__ void of_all(PARAMETERS(R)) {
+    const Terms sum = sum_of_all(statistics, lines, parts, count, factors);
+    if (threadIdx.x == 0) *out = R(sum.loss(factors.mean));
+}
+
+// Of a thread one line; `each`: there is a gradient for each line's loss.
+template <typename R>
+__device__ __forceinline__ void backward(PARAMETERS(R)) {
+    Terms over{0, 1, 0, 1};
+    if (factors.mean) over = sum_of_all(statistics, lines, parts, count, factors);
+    const int64_t line = blockIdx.x * int64_t(blockDim.x) + threadIdx.x;
+    if (line >= lines) return;
+    const double gradient = gradients[each ? line : 0], of_cost = gradient / over.weight;
+    const double weight = factors.weighted ? double(statistics[WEIGHT * lines + line]) : 1.0;
+    R results[STATISTICS] = {};
+    results[LOG_P] = R(-factors.of_target * weight * of_cost);
+    if (factors.of_smooth != 0) results[SMOOTH] = R(-factors.of_smooth * of_cost);
+    if (factors.of_square != 0) {
+        results[LOG_SUM_EXP] = R(2 * factors.of_square * double(statistics[LOG_SUM_EXP * lines + line]) * (gradient / over.count));
+    }
+#pragma unroll
+    for (int k = 0; k < STATISTICS; k++) out[k * lines + line] = results[k];
+}
+
+#define KERNEL(name, body, dtype, R)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(1024, 1)                                                                          \
+        name##_##dtype(const R* statistics, const R* gradients, R* out, Terms* parts, int64_t lines, int count, int each,         \
+                       double of_target, double of_smooth, double of_square, int weighted, int mean) {                            \
+        wait_for_kernel_before();                                                                                                 \
+        const Factors factors{of_target, of_smooth, of_square, weighted != 0, mean != 0};                                         \
+        body<R>(statistics, gradients, out, parts, lines, count, each, factors);                                                  \
+    }
+#define KERNELS(dtype, R)                                  \
+    KERNEL(loss_of_each_line, of_each_line, dtype, R)      \
+    KERNEL(loss_of_parts, of_parts, dtype, R)              \
+    KERNEL(loss_of_all_lines, of_all, dtype, R)            \
+    KERNEL(loss_of_lines_backward, backward, dtype, R)
+FOR_EACH_SINGLE_DTYPE(KERNELS)
+FOR_EACH_DOUBLE_DTYPE(KERNELS)

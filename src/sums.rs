@@ -1,0 +1,54 @@
+//! Sums over some of a tensor's dimensions, as the gradient of what was broadcast needs them: which elements they are of.
+
+/// A dimension, or several that are neighbours: how many steps of what length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Steps {
+    pub size: usize,
+    pub stride: usize,
+}
+
+/// The dimensions of a contiguous tensor with elements that are kept and those that are summed over, each outermost first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SumOver {
+    pub kept: Vec<Steps>,
+    pub summed: Vec<Steps>,
+}
+
+impl SumOver {
+    /// Of a tensor of shape `dims` over each dimension that has size 1 in `kept`, which has the others as they are.
+    pub fn new(dims: &[usize], kept: &[usize]) -> Self {
+        let mut sum = Self { kept: vec![], summed: vec![] };
+        let mut stride = 1;
+        for (&size, &kept) in dims.iter().zip(kept).rev().filter(|(&size, _)| size != 1) {
+            let list = if kept == size { &mut sum.kept } else { &mut sum.summed };
+            match list.last_mut() {
+                Some(inner) if inner.stride * inner.size == stride => inner.size *= size,
+                _ => list.push(Steps { size, stride }),
+            }
+            stride *= size;
+        }
+        sum.kept.reverse();
+        sum.summed.reverse();
+        sum
+    }
+
+    /// How many sums there are, …
+    pub fn sums(&self) -> usize {
+        self.kept.iter().map(|dim| dim.size).product()
+    }
+
+    /// … and of how many elements each.
+    pub fn terms(&self) -> usize {
+        self.summed.iter().map(|dim| dim.size).product()
+    }
+}
+
+/// Where the `index`-th element is, the last dimension varying fastest.
+pub(crate) fn offset(dims: &[Steps], mut index: usize) -> usize {
+    let mut offset = 0;
+    for dim in dims.iter().rev() {
+        offset += index % dim.size * dim.stride;
+        index /= dim.size;
+    }
+    offset
+}
