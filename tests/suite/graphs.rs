@@ -1,15 +1,43 @@
 //! Calls captured in a CUDA graph, which is launched again with other logits.
+#![cfg(feature = "cuda")]
 
-#[cfg(feature = "cuda")]
+use crate::calls::{Call, Kind};
 use crate::support::{check_result, gpu_for, normal, tensor, within_cap, Op};
-#[cfg(feature = "cuda")]
-use candle_core::{cuda_backend::cudarc::driver::sys, DType, Device, Result};
+use candle_core::{cuda_backend::cudarc::driver::sys, CudaDevice, DType, Device, Result, Tensor, Var};
+use candle_softmax::ops;
 
-#[cfg(feature = "cuda")]
+/// Captures `call` and launches the graph with other numbers in `xs`, twice. What it finds then is right by `check`.
+fn check_captured(
+    cuda: &CudaDevice,
+    xs: &Tensor,
+    call: impl Fn() -> Result<Vec<Tensor>>,
+    check: impl Fn(&[Tensor]) -> Result<()>,
+) -> Result<()> {
+    let stream = cuda.cuda_stream();
+    // Loads the kernels, which a capture does not allow.
+    let found = call()?.iter().map(Tensor::copy).collect::<Result<Vec<_>>>()?;
+    let write = || call()?.iter().zip(&found).try_for_each(|(one, found)| found.slice_set(one, 0, 0));
+    write()?;
+    stream.synchronize().expect("the device works");
+    stream
+        .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+        .expect("the stream is not captured yet");
+    let captured = write();
+    let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
+    captured?;
+    let graph = graph.expect("a graph can be made").expect("it is not empty");
+    for seed in 3..5 {
+        xs.slice_set(&tensor(&normal(xs.elem_count(), 3.0, seed), xs.shape(), xs.dtype(), xs.device())?, 0, 0)?;
+        graph.launch().expect("the graph can be launched");
+        check(&found)?;
+    }
+    Ok(())
+}
+
 #[test]
-fn captured_and_launched_again() -> Result<()> {
-    let Some(Device::Cuda(cuda)) = gpu_for(0) else { return Ok(()) };
-    let (device, stream) = (Device::Cuda(cuda.clone()), cuda.cuda_stream());
+fn softmax() -> Result<()> {
+    let Some(device) = gpu_for(0) else { return Ok(()) };
+    let Device::Cuda(cuda) = &device else { return Ok(()) };
     // Lines of every length that has a kernel of its own, few and many of them, and other dimensions
     let shapes = [
         (vec![300, 40], 1),
@@ -24,31 +52,60 @@ fn captured_and_launched_again() -> Result<()> {
         (vec![4096, 72], 0),
     ];
     for (shape, dim) in shapes {
-        let count = shape.iter().product();
-        if !within_cap(count) {
+        if !within_cap(shape.iter().product()) {
             continue;
         }
         for dtype in [DType::F32, DType::BF16] {
             for op in [Op::Softmax, Op::LogSoftmax] {
-                let logits = |seed| tensor(&normal(count, 3.0, seed), shape.as_slice(), dtype, &device);
-                let (xs, found) = (logits(1)?, logits(2)?);
-                // Loads the kernels, which a capture does not allow.
-                found.slice_set(&op.apply(&xs, dim)?, 0, 0)?;
-                stream.synchronize().expect("the device works");
-                stream
-                    .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
-                    .expect("the stream is not captured yet");
-                let captured = op.apply(&xs, dim).and_then(|ys| found.slice_set(&ys, 0, 0));
-                let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
-                captured?;
-                let graph = graph.expect("a graph can be made").expect("it is not empty");
-                for seed in 3..5 {
-                    xs.slice_set(&logits(seed)?, 0, 0)?;
-                    graph.launch().expect("the graph can be launched");
-                    check_result(op, &xs, dim, &found)?;
-                }
+                let xs = Tensor::ones(shape.as_slice(), dtype, &device)?;
+                let call = || {
+                    let over = xs.copy()?;
+                    ops::softmax_inplace(&over, dim)?;
+                    Ok(vec![op.apply(&xs, dim)?, over])
+                };
+                check_captured(cuda, &xs, call, |found| {
+                    check_result(op, &xs, dim, &found[0])?;
+                    check_result(Op::Softmax, &xs, dim, &found[1])
+                })?;
             }
         }
     }
     Ok(())
+}
+
+fn check_around(shapes: &[(&[usize], usize)], kinds: &[Kind]) -> Result<()> {
+    let Some(device) = gpu_for(0) else { return Ok(()) };
+    let Device::Cuda(cuda) = &device else { return Ok(()) };
+    for &(shape, dim) in shapes {
+        if !within_cap(shape.iter().product()) {
+            continue;
+        }
+        for dtype in [DType::F32, DType::BF16] {
+            for &kind in kinds {
+                let xs = Var::ones(shape, dtype, &device)?;
+                let call = Call::new(kind, dim, &xs)?;
+                check_captured(cuda, &xs.as_detached_tensor(), || call.found(), |found| call.check(found))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Results and gradients, captured together
+#[test]
+fn around_softmax() -> Result<()> {
+    let shapes: &[(&[usize], usize)] = &[
+        (&[4, 8, 30, 40], 3),
+        (&[2, 100, 33], 2),
+        (&[4, 20, 3000], 2),
+        (&[2, 2, 20_000], 2),
+        (&[1, 4, 102_400], 2),
+        (&[1, 2, (1 << 20) + 1], 2),
+    ];
+    check_around(shapes, &[Kind::LogSoftmax, Kind::Builder, Kind::Dropout, Kind::Beside, Kind::LogSumExp, Kind::TopK])?;
+    let others: &[(&[usize], usize)] = &[(&[3, 1000, 128], 1), (&[4096, 72], 0), (&[2, 40, 30], 1)];
+    check_around(others, &[Kind::LogSoftmax, Kind::Builder, Kind::Dropout, Kind::Beside, Kind::LogSumExp])?;
+    let of_classes: &[(&[usize], usize)] =
+        &[(&[300, 40], 1), (&[20, 3000], 1), (&[4, 102_400], 1), (&[3, 1000, 128], 1)];
+    check_around(of_classes, &[Kind::CrossEntropy, Kind::MeanCrossEntropy])
 }

@@ -4,6 +4,7 @@
 //! `CANDLE_SOFTMAX_TEST_CAP=N` leaves out tensors of more than N elements, for slow checkers such as compute-sanitizer.
 
 mod accuracy;
+mod calls;
 mod fused;
 mod gradients;
 mod graphs;
