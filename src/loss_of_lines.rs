@@ -5,11 +5,9 @@ use crate::lines::{unsupported_dtype, Contiguous};
 use crate::loss::Reduction;
 #[cfg(not(feature = "cuda"))]
 use crate::op::no_cuda;
-use crate::statistics::{no_metal, KEPT, LOG_P, LOG_SUM_EXP, SMOOTH, STATISTICS, WEIGHT};
+use crate::statistics::{KEPT, LOG_P, LOG_SUM_EXP, SMOOTH, STATISTICS, WEIGHT};
 use candle_core::backend::BackendStorage;
-use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, CustomOp2, Layout, MetalStorage, Result, Shape, Tensor, WithDType,
-};
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, WithDType};
 use std::iter::Sum;
 
 /// A loss for each line (shape (lines,)), or one for all (a scalar), of statistics of shape (STATISTICS, lines), in their dtype. Terms and sums are of
@@ -67,6 +65,15 @@ impl LossOfLines {
     }
     pub fn of_each(&self) -> bool {
         self.reduction == Reduction::None
+    }
+    /// How many losses there are of so many lines.
+    #[cfg(feature = "cuda")]
+    pub fn losses(&self, lines: usize) -> usize {
+        if self.of_each() {
+            lines
+        } else {
+            1
+        }
     }
 
     fn terms<R: WithDType>(&self, statistics: Statistics<R>, line: usize) -> Terms {
@@ -141,16 +148,12 @@ impl CustomOp1 for LossOfLines {
 
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        Ok((crate::cuda::loss_of_lines(Self::NAME, self, (storage, layout))?, self.shape(layout.shape())?))
+        Ok((crate::cuda::loss_of_lines(Self::NAME, self, (storage, layout), None)?, self.shape(layout.shape())?))
     }
 
     #[cfg(not(feature = "cuda"))]
     fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
         no_cuda(Self::NAME)
-    }
-
-    fn metal_fwd(&self, _: &MetalStorage, _: &Layout) -> Result<(MetalStorage, Shape)> {
-        no_metal(Self::NAME)
     }
 
     fn bwd(&self, statistics: &Tensor, _: &Tensor, grad_res: &Tensor) -> Result<Option<Tensor>> {
@@ -202,17 +205,13 @@ impl CustomOp2 for LossOfLinesBackward {
         gradients: &CudaStorage,
         gradients_layout: &Layout,
     ) -> Result<(CudaStorage, Shape)> {
-        let gradients = (gradients, gradients_layout);
-        let out = crate::cuda::loss_of_lines_backward(Self::NAME, &self.0, (statistics, layout), gradients)?;
+        let gradients = Some((gradients, gradients_layout));
+        let out = crate::cuda::loss_of_lines(Self::NAME, &self.0, (statistics, layout), gradients)?;
         Ok((out, layout.shape().clone()))
     }
 
     #[cfg(not(feature = "cuda"))]
     fn cuda_fwd(&self, _: &CudaStorage, _: &Layout, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
         no_cuda(Self::NAME)
-    }
-
-    fn metal_fwd(&self, _: &MetalStorage, _: &Layout, _: &MetalStorage, _: &Layout) -> Result<(MetalStorage, Shape)> {
-        no_metal(Self::NAME)
     }
 }

@@ -368,12 +368,6 @@ mod tests {
             let (whole, any) = (true, false);
             let wide: &[Kernel] = match dtype {
                 "f32" => &[
-                    Kernel::Sum { packs: false },
-                    Kernel::Sum { packs: true },
-                    Kernel::LossOfEachLine,
-                    Kernel::LossOfParts,
-                    Kernel::LossOfAllLines,
-                    Kernel::LossOfLinesBackward,
                     Kernel::TopKShortRows { most: 1024 },
                     Kernel::FewRows { columns: 4, rows: 4, whole },
                     Kernel::FewRows { columns: 4, rows: 8, whole },
@@ -403,12 +397,6 @@ mod tests {
                     Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                 ],
                 "f64" => &[
-                    Kernel::Sum { packs: false },
-                    Kernel::Sum { packs: true },
-                    Kernel::LossOfEachLine,
-                    Kernel::LossOfParts,
-                    Kernel::LossOfAllLines,
-                    Kernel::LossOfLinesBackward,
                     Kernel::FewRows { columns: 2, rows: 4, whole },
                     Kernel::FewRows { columns: 2, rows: 8, whole },
                     Kernel::FewRows { columns: 1, rows: 4, whole: any },
@@ -472,11 +460,18 @@ mod tests {
                     Kernel::Cluster { count: 128, whole: any },
                 ],
             };
-            let of_half = match dtype {
+            let of_width = match dtype {
                 "f16" | "bf16" => [of_columns(false), in_groups(true).to_vec()].concat(),
-                _ => vec![],
+                _ => vec![
+                    Kernel::Sum { packs: false },
+                    Kernel::Sum { packs: true },
+                    Kernel::LossOfEachLine,
+                    Kernel::LossOfParts,
+                    Kernel::LossOfAllLines,
+                    Kernel::LossOfLinesBackward,
+                ],
             };
-            for &kernel in kernels.iter().chain(wide).chain(&of_half) {
+            for &kernel in kernels.iter().chain(wide).chain(&of_width) {
                 for output in [Output::Probability, Output::LogProbability] {
                     for compute_capability in [75, 90] {
                         use FusedLines::{Scores, ScoresWindow};

@@ -495,8 +495,7 @@ pub(super) fn loss_backward<T: CudaElement>(
     check_count(lines)?;
     classes.check(lines)?;
     let alone = gradients.len() == lines.count();
-    let of_gradients = if alone { lines.count() } else { STATISTICS * lines.count() };
-    if [statistics.len(), gradients.len()] != [STATISTICS * lines.count(), of_gradients] {
+    if statistics.len() != STATISTICS * lines.count() || !(alone || gradients.len() == statistics.len()) {
         candle_core::bail!("candle-softmax: {} numbers for the statistics of {lines:?}", statistics.len())
     }
     let stream = device.cuda_stream();
@@ -534,7 +533,7 @@ pub(super) fn loss_of_lines<R: CudaElement>(
     out: &mut CudaViewMut<'_, R>,
 ) -> Result<()> {
     let lines = statistics.len() / STATISTICS;
-    let losses = if op.of_each() { lines } else { 1 };
+    let losses = op.losses(lines);
     let (of_out, of_gradients) = match &gradients {
         None => (losses, losses),
         Some(gradients) => (statistics.len(), gradients.len()),

@@ -10,7 +10,7 @@ mod sums;
 mod top_k;
 
 pub(crate) use plan::MOST_TOP_K;
-pub(crate) use statistics::{line_statistics, log_sum_exp, loss_backward, loss_of_lines, loss_of_lines_backward};
+pub(crate) use statistics::{line_statistics, log_sum_exp, loss_backward, loss_of_lines};
 pub(crate) use top_k::{top_k, top_k_backward};
 
 use crate::lines::{unsupported_dtype, Contiguous, Lines};

@@ -78,44 +78,32 @@ pub(crate) fn loss_backward(
     by_dtype!(name, x.0.dtype(), run(name, lines, x, statistics, op))
 }
 
-/// What a loss makes of these statistics.
-pub(crate) fn loss_of_lines(name: &'static str, op: &LossOfLines, statistics: Operand) -> Result<CudaStorage> {
-    let lines = statistics.1.shape().elem_count() / STATISTICS;
-    by_dtype_computed_in!(
-        name,
-        statistics.0.dtype(),
-        made_of_statistics(name, op, if op.of_each() { lines } else { 1 }, statistics, None)
-    )
-}
-
-/// The gradients of the statistics, given those of the losses.
-pub(crate) fn loss_of_lines_backward(
+/// What a loss makes of these statistics or, given the gradients of the losses, the gradients of the statistics.
+pub(crate) fn loss_of_lines(
     name: &'static str,
     op: &LossOfLines,
     statistics: Operand,
-    gradients: Operand,
-) -> Result<CudaStorage> {
-    let count = statistics.1.shape().elem_count();
-    by_dtype_computed_in!(name, statistics.0.dtype(), made_of_statistics(name, op, count, statistics, Some(gradients)))
-}
-
-/// `count` numbers
-fn made_of_statistics<R: CudaElement>(
-    name: &'static str,
-    op: &LossOfLines,
-    count: usize,
-    (statistics, layout): Operand,
     gradients: Option<Operand>,
 ) -> Result<CudaStorage> {
-    new_storage::<R>(statistics.device(), all(count), |out| {
-        let device = statistics.device();
-        let statistics = Contiguous::new(name, statistics, layout)?;
-        let gradients =
-            gradients.map(|(of, layout)| Result::Ok((Contiguous::new(name, of, layout)?, layout))).transpose()?;
-        let of_losses =
-            gradients.as_ref().map(|(of, layout)| elements(of, all(layout.shape().elem_count()))).transpose()?;
-        launch::loss_of_lines(device, op, elements(&statistics, all(layout.shape().elem_count()))?, of_losses, out)
-    })
+    fn run<R: CudaElement>(
+        name: &'static str,
+        op: &LossOfLines,
+        (statistics, layout): Operand,
+        gradients: Option<Operand>,
+    ) -> Result<CudaStorage> {
+        let count = layout.shape().elem_count();
+        let written = if gradients.is_some() { count } else { op.losses(count / STATISTICS) };
+        new_storage::<R>(statistics.device(), all(written), |out| {
+            let device = statistics.device();
+            let statistics = Contiguous::new(name, statistics, layout)?;
+            let gradients =
+                gradients.map(|(of, layout)| Result::Ok((Contiguous::new(name, of, layout)?, layout))).transpose()?;
+            let of_losses =
+                gradients.as_ref().map(|(of, layout)| elements(of, all(layout.shape().elem_count()))).transpose()?;
+            launch::loss_of_lines(device, op, elements(&statistics, all(count))?, of_losses, out)
+        })
+    }
+    by_dtype_computed_in!(name, statistics.0.dtype(), run(name, op, statistics, gradients))
 }
 
 /// Numbers one after the other.

@@ -2,7 +2,7 @@
 //! made, captured in a graph, on a stream, or of more elements than 32 bits count.
 
 use crate::fused::Case;
-use crate::shapes::{assert_near, rounding, wide};
+use crate::shapes::{assert_near, random, random_targets, rounding, wide};
 use crate::support::{devices, normal, tensor, DTYPES};
 use crate::topk;
 use candle_core::{DType, Error, Result, Tensor, Var};
@@ -72,12 +72,12 @@ impl Call {
         case.dim = dim;
         if let Kind::Builder | Kind::Dropout | Kind::Beside = kind {
             let beside = |shape: &[usize]| -> Result<_> {
-                let xs = Var::from_tensor(&Tensor::randn(0f32, 1.0, shape, device)?.to_dtype(logits.dtype())?)?;
+                let xs = Var::from_tensor(&random(shape, 0, 1.0, logits.dtype(), device)?)?;
                 Ok(Some(if kind == Kind::Beside { xs.as_tensor().clone() } else { xs.detach() }))
             };
             case.scale = 0.5;
             case.bias = beside(&shared)?;
-            case.mask = Some(Tensor::randn(0f32, 1.0, shared, device)?.gt(-1f32)?);
+            case.mask = Some(random(&shared, 0, 1.0, DType::F32, device)?.gt(-1f32)?);
             case.dropout = (kind == Kind::Dropout).then_some((0.3, 5));
             if last && dims.len() > 2 {
                 case.causal = true;
@@ -86,7 +86,7 @@ impl Call {
         }
         let mut lines = dims.to_vec();
         lines.remove(dim);
-        let targets = Tensor::rand(0f32, len as f32, lines, device)?.to_dtype(DType::U32)?.minimum(len as u32 - 1)?;
+        let targets = random_targets(&lines, len, device)?;
         Ok(Self { kind, case, targets })
     }
 
@@ -136,10 +136,11 @@ impl Call {
     }
 
     fn builder(&self, x: &Tensor, unit: f64, least: f64) -> Result<Exact> {
-        let var = |xs: &Option<Tensor>| xs.as_ref().map(|xs| Var::from_tensor(&wide(&xs.detach())?)).transpose();
+        let exact = self.case.in_f64()?;
+        let var = |xs: &Option<Tensor>| xs.as_ref().map(|xs| Var::from_tensor(&xs.detach())).transpose();
         let tensor = |var: &Option<Var>| var.as_ref().map(|var| var.as_tensor().clone());
-        let (var, bias, sinks) = (Var::from_tensor(x)?, var(&self.case.bias)?, var(&self.case.sinks)?);
-        let exact = Case { bias: tensor(&bias), sinks: tensor(&sinks), out: DType::F64, ..self.case.clone() };
+        let (var, bias, sinks) = (Var::from_tensor(x)?, var(&exact.bias)?, var(&exact.sinks)?);
+        let exact = Case { bias: tensor(&bias), sinks: tensor(&sinks), ..exact };
         let result = testing::composed(&exact.builder(), &var)?;
         let grads = result.sqr()?.backward()?;
         let result = result.detach();

@@ -71,6 +71,12 @@ impl Case {
         Ok(case)
     }
 
+    /// The same in f64.
+    pub fn in_f64(&self) -> Result<Self> {
+        let wide = |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| tensor.to_dtype(DType::F64)).transpose();
+        Ok(Self { bias: wide(&self.bias)?, sinks: wide(&self.sinks)?, out: DType::F64, ..self.clone() })
+    }
+
     pub fn builder(&self) -> Softmax {
         let mut builder = Softmax::new().dim(self.dim).scale(self.scale).masked_rows(self.rows).out_dtype(self.out);
         if let Some(cap) = self.softcap {

@@ -29,10 +29,15 @@ fn cut([outer, len, inner]: [usize; 3], device: &Device) -> [usize; 3] {
     [outer.min(most / (len * inner)), len, inner]
 }
 
-fn random(shape: &[usize], skipped: usize, scale: f32, dtype: DType, device: &Device) -> Result<Tensor> {
+pub fn random(shape: &[usize], skipped: usize, scale: f32, dtype: DType, device: &Device) -> Result<Tensor> {
     let count = shape.iter().product();
     let all = Tensor::randn(0f32, scale, count + skipped, device)?.to_dtype(dtype)?;
     all.narrow(0, skipped, count)?.reshape(shape)
+}
+
+/// Classes out of so many.
+pub fn random_targets(shape: &[usize], classes: usize, device: &Device) -> Result<Tensor> {
+    Tensor::rand(0f32, classes as f32, shape, device)?.to_dtype(DType::U32)?.minimum(classes as u32 - 1)
 }
 
 pub fn wide(xs: &Tensor) -> Result<Tensor> {
@@ -109,8 +114,7 @@ fn check_beside(shape: [usize; 3], skipped: usize, k: usize, dtype: DType, devic
     let [outer, len, inner] = shape;
     let xs = random(&shape, skipped, 3.0, dtype, device)?;
     let what = format!("{shape:?} of {dtype:?} from element {skipped} on");
-    let targets = Tensor::rand(0f32, len as f32, (outer, inner), device)?.to_dtype(DType::U32)?;
-    let targets = targets.minimum(len as u32 - 1)?;
+    let targets = random_targets(&[outer, inner], len, device)?;
     let log_p = candle_nn::ops::log_softmax(&wide(&xs)?, 1)?;
     let losses = log_p.gather(&targets.unsqueeze(1)?.contiguous()?, 1)?.squeeze(1)?.neg()?;
     let each = CrossEntropy::new().reduction(candle_softmax::loss::Reduction::None);
@@ -205,8 +209,7 @@ fn check_around(shape: [usize; 3], skipped: usize, around: Around, dtype: DType,
         log: around.log,
         ..Case::new(xs.clone())
     };
-    let as_wide = |xs: &Option<Tensor>| xs.as_ref().map(wide).transpose();
-    let exact = Case { bias: as_wide(&case.bias)?, sinks: as_wide(&case.sinks)?, out: DType::F64, ..case.clone() };
+    let exact = case.in_f64()?;
     let undropped = Case { dropout: None, ..exact.clone() }.builder();
     let (softmax, exact) = (case.builder(), exact.builder());
     let what = format!("{dims:?} of {dtype:?} from element {skipped} on with {around:?}");

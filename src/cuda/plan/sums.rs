@@ -1,6 +1,6 @@
 //! Sums over some of a tensor's dimensions.
 
-use super::{plan, DeviceFacts, Kernel, Plan, PACK_BYTES};
+use super::{plan_across, DeviceFacts, Kernel, Plan, PACK_BYTES};
 use crate::sums::{Steps, SumOver};
 
 /// Threads of a block, and terms that one asks for at once, as `kernels/sum.cu` has them.
@@ -66,9 +66,6 @@ pub(crate) fn sum(of: &SumOver, size: usize, device: DeviceFacts) -> SumPlan {
     let of_run = (parts / of_runs).min(steps(run.size));
     let run_of_part = run.size.div_ceil(of_run);
     let (of_runs, parts_of_run) = (runs.div_ceil(runs_of_part), run.size.div_ceil(run_of_part));
-    let plan = Plan {
-        grid: (blocks as u32, (of_runs * parts_of_run) as u32),
-        ..plan(Kernel::Sum { packs }, blocks, SUM_THREADS)
-    };
+    let plan = plan_across(Kernel::Sum { packs }, (blocks, of_runs * parts_of_run), SUM_THREADS);
     SumPlan { plan, count, shift: shift as usize, across, runs, run, runs_of_part, run_of_part, parts_of_run }
 }
