@@ -2,7 +2,7 @@
 #![cfg(feature = "cuda")]
 
 use crate::calls::{Call, Kind};
-use crate::support::{check_result, gpu_for, normal, tensor, within_cap, Op};
+use crate::support::{check_result, gpu_for, no_drawing, normal, tensor, within_cap, Op};
 use candle_core::{cuda_backend::cudarc::driver::sys, CudaDevice, DType, Device, Result, Tensor, Var};
 use candle_softmax::ops;
 
@@ -19,11 +19,13 @@ fn check_captured(
     let write = || call()?.iter().zip(&found).try_for_each(|(one, found)| found.slice_set(one, 0, 0));
     write()?;
     stream.synchronize().expect("the device works");
+    let no_drawing = no_drawing();
     stream
         .begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
         .expect("the stream is not captured yet");
     let captured = write();
     let graph = stream.end_capture(sys::CUgraphInstantiate_flags(0));
+    drop(no_drawing);
     captured?;
     let graph = graph.expect("a graph can be made").expect("it is not empty");
     for seed in 3..5 {

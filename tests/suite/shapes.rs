@@ -2,7 +2,7 @@
 //! on how many lines there are for its multiprocessors, too.
 
 use crate::fused::Case;
-use crate::support::{devices, within_cap, DTYPES};
+use crate::support::{devices, drawing, within_cap, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_softmax::{loss::CrossEntropy, ops, testing};
 use proptest::prelude::*;
@@ -30,6 +30,7 @@ fn cut([outer, len, inner]: [usize; 3], device: &Device) -> [usize; 3] {
 }
 
 pub fn random(shape: &[usize], skipped: usize, scale: f32, dtype: DType, device: &Device) -> Result<Tensor> {
+    let _drawing = drawing();
     let count = shape.iter().product();
     let all = Tensor::randn(0f32, scale, count + skipped, device)?.to_dtype(dtype)?;
     all.narrow(0, skipped, count)?.reshape(shape)
@@ -37,6 +38,7 @@ pub fn random(shape: &[usize], skipped: usize, scale: f32, dtype: DType, device:
 
 /// Classes out of so many.
 pub fn random_targets(shape: &[usize], classes: usize, device: &Device) -> Result<Tensor> {
+    let _drawing = drawing();
     Tensor::rand(0f32, classes as f32, shape, device)?.to_dtype(DType::U32)?.minimum(classes as u32 - 1)
 }
 

@@ -3,7 +3,7 @@
 #![cfg(feature = "cuda")]
 
 use crate::calls::{Call, Kind};
-use crate::support::{check_result, gpu_for, normal, tensor, within_cap, Op};
+use crate::support::{check_result, drawing, gpu_for, normal, tensor, within_cap, Op};
 use candle_core::{CudaDevice, DType, Device, Result, Var};
 
 /// Four threads, each with a stream of its own, which do their work by shapes at the same time. Each begins elsewhere, so that kernels
@@ -12,7 +12,9 @@ fn four_at_once<S: Sync>(shapes: &[S], work: impl Fn(&Device, &S, u64) -> Result
     if gpu_for(0).is_none() {
         return Ok(());
     }
+    let drawing = drawing();
     let streams = (0..4).map(|_| CudaDevice::new_with_stream(0).map(Device::Cuda)).collect::<Result<Vec<_>>>()?;
+    drop(drawing);
     std::thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> = streams

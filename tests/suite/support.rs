@@ -5,7 +5,7 @@ use candle_softmax::testing::{gpu_count, say_skipped};
 use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
 use half::{bf16, f16};
 use rand::{rngs::StdRng, Rng, SeedableRng};
-use std::sync::{Once, OnceLock};
+use std::sync::{Once, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 pub const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
@@ -35,6 +35,18 @@ pub fn gpu_for(elements: usize) -> Option<Device> {
     };
     say_skipped(std::thread::current().name().unwrap_or("a test"), missing);
     None
+}
+
+/// cuRAND waits for all of a device, which invalidates what any thread captures: who draws numbers on a GPU, or opens one, reads, and who captures writes.
+static DRAWING: RwLock<()> = RwLock::new(());
+
+pub fn drawing() -> RwLockReadGuard<'static, ()> {
+    DRAWING.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(feature = "cuda")]
+pub fn no_drawing() -> std::sync::RwLockWriteGuard<'static, ()> {
+    DRAWING.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Threads of the CPU to do it by. One alone writes large results past the caches, several do not.
