@@ -1,7 +1,7 @@
 // What a loss makes of its lines' statistics: a loss for each line, or the sum or mean of all, and back the gradients of the statistics. Of
 // a line up to five numbers are read and one is written, or eight backward: next to nothing beside its logits, so what counts is that the
 // launches are few. Terms and sums are of f64, which no number of lines rounds off.
-#include "element.cuh"
+#include "reduce.cuh"
 #include "start.cuh"
 #include "targets.cuh"
 
@@ -15,9 +15,16 @@ struct Factors {
 struct Terms {
     double cost, weight, square, count;
 
-    __device__ __forceinline__ void add(const Terms& other) {
+    static __device__ __forceinline__ Terms empty() { return {}; }
+    __device__ __forceinline__ void merge(const Terms& other) {
         cost += other.cost, weight += other.weight, square += other.square, count += other.count;
     }
+    template <typename F>
+    __device__ __forceinline__ Terms each(F f) const { return {f(cost), f(weight), f(square), f(count)}; }
+    __device__ __forceinline__ Terms shuffle_xor(int mask) const {
+        return each([mask](double x) { return __shfl_xor_sync(~0u, x, mask); });
+    }
+    __device__ __forceinline__ Terms of_first_lane() const { return each([](double x) { return __shfl_sync(~0u, x, 0); }); }
     __device__ __forceinline__ double loss(bool mean) const { return mean ? cost / weight + square / count : cost + square; }
 };
 
@@ -33,32 +40,13 @@ __device__ __forceinline__ Terms terms_of(const R* statistics, int64_t lines, in
     return {cost, weight, square, count};
 }
 
-// The sum of what all threads of a block have, in each of them.
-__device__ __forceinline__ Terms block_sum(Terms terms) {
-    __shared__ Terms of_warp[32];
-    const auto warp_sum = [](Terms& terms) {
-#pragma unroll 1
-        for (int mask = 16; mask > 0; mask /= 2) {
-            terms.add({__shfl_xor_sync(~0u, terms.cost, mask), __shfl_xor_sync(~0u, terms.weight, mask),
-                       __shfl_xor_sync(~0u, terms.square, mask), __shfl_xor_sync(~0u, terms.count, mask)});
-        }
-    };
-    warp_sum(terms);
-    const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
-    if (lane == 0) of_warp[threadIdx.x / 32] = terms;
-    __syncthreads();
-    terms = lane < warps ? of_warp[lane] : Terms{};
-    warp_sum(terms);
-    return terms;
-}
-
 // The sum of the terms of all lines of a grid's blocks that are this one's.
 template <typename R>
 __device__ __forceinline__ Terms sum_of_lines(const R* statistics, int64_t lines, int64_t first, int64_t step, const Factors& factors) {
     Terms terms{};
 #pragma unroll 2
-    for (int64_t line = first; line < lines; line += step) terms.add(terms_of(statistics, lines, line, factors));
-    return block_sum(terms);
+    for (int64_t line = first; line < lines; line += step) terms.merge(terms_of(statistics, lines, line, factors));
+    return block_reduce(terms);
 }
 
 // The sum of all, in each thread: of the `count` parts that blocks have left, or where there are few lines of these.
@@ -66,8 +54,8 @@ template <typename R>
 __device__ __forceinline__ Terms sum_of_all(const R* statistics, int64_t lines, const Terms* parts, int count, const Factors& factors) {
     if (count == 0) return sum_of_lines(statistics, lines, threadIdx.x, blockDim.x, factors);
     Terms terms{};
-    for (int part = threadIdx.x; part < count; part += blockDim.x) terms.add(parts[part]);
-    return block_sum(terms);
+    for (int part = threadIdx.x; part < count; part += blockDim.x) terms.merge(parts[part]);
+    return block_reduce(terms);
 }
 
 #define PARAMETERS(R) \
@@ -112,7 +100,7 @@ __device__ __forceinline__ void backward(PARAMETERS(R)) {
 }
 
 #define KERNEL(name, body, dtype, R)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(1024, 1)                                                                          \
+    extern "C" __global__ void __launch_bounds__(1024, 1)                                                                         \
         name##_##dtype(const R* statistics, const R* gradients, R* out, Terms* parts, int64_t lines, int count, int each,         \
                        double of_target, double of_smooth, double of_square, int weighted, int mean) {                            \
         wait_for_kernel_before();                                                                                                 \
