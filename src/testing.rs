@@ -70,6 +70,10 @@ pub fn composed(softmax: &Softmax, scores: &Tensor) -> Result<Tensor> {
     composed::fused(&op, scores, bias, sinks)
 }
 
+/// What softmax, log-softmax and log-sum-exp (with its dimension kept) along a dimension are, out of candle's tensor ops.
+pub const COMPOSED: [fn(&Tensor, usize) -> Result<Tensor>; 3] =
+    [composed::softmax, composed::log_softmax, composed::logsumexp_keepdim];
+
 /// The kernel behind the gradients of softmax (`log`: of log-softmax) along `dim`, given the result and its gradient.
 pub fn softmax_backward(log: bool, y: &Tensor, g: &Tensor, dim: usize) -> Result<Tensor> {
     let output = if log { Output::LogProbability } else { Output::Probability };

@@ -5,6 +5,7 @@
 
 mod accuracy;
 mod calls;
+mod composed;
 mod fused;
 mod gradients;
 mod graphs;
