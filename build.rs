@@ -99,6 +99,8 @@ mod cuda {
         (90, "kernels/fused_rows_scores", ALL),
         (75, "kernels/fused_backward_warp", ALL),
         (75, "kernels/fused_backward_block", ALL),
+        (75, "kernels/fused_backward_bias_warp", ALL),
+        (75, "kernels/fused_backward_bias_block", ALL),
         (75, "kernels/fused_backward_tile", ALL),
         (75, "kernels/fused_backward_tile_capped", ALL),
         (75, "kernels/fused_backward_group", ALL),

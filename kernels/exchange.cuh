@@ -109,6 +109,7 @@ struct WarpGroup {
     __device__ __forceinline__ Weighted<R> merge(Weighted<R> part, bool) const { return part; }
     // Whether what holds for this line holds for all of the warp, whose threads go the same way
     __device__ __forceinline__ bool all(bool holds) const { return __all_sync(~0u, holds); }
+    __device__ __forceinline__ bool any(bool holds) const { return __any_sync(~0u, holds); }
 };
 
 // A block, or a cluster of them.
@@ -129,4 +130,5 @@ struct WholeBlocks {
         return merge_parts(weighted, blockDim.x / 32, unweighted);
     }
     __device__ __forceinline__ bool all(bool holds) const { return holds; }
+    __device__ __forceinline__ bool any(bool holds) const { return holds; }
 };

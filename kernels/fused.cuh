@@ -867,19 +867,21 @@ __device__ __forceinline__ R logit_gradient(const Fused<R>& call, const WeighedL
     return p == R(0) ? (call.log ? g : R(0)) : gradient;
 }
 
-// From the scores again, and the gradient g of the result: reads both once and writes one of the gradients or both. 3/2 of a
-// copy's bytes, which is the floor. What takes no part has the gradient 0 in a line of NaN, too, and its g does not count.
-template <typename T, int COUNT, int SIZE, typename Group>
-__device__ __forceinline__ void fused_backward_lines(const Fused<Real<T>>& call, const Group& group) {
+// From the scores again, and the gradient g of the result: reads both once and writes the scores' gradient if it is wanted. 3/2 of a
+// copy's bytes, which is the floor. What takes no part has the gradient 0 in a line of NaN, too, and its g does not count. Calls
+// take(k, place, z) with the gradients z of the logits of pack k, the first of which are at that place of all of the scores.
+// A warp takes a line that is not `there` as an empty one, and without a result.
+template <typename T, int COUNT, int SIZE, typename Group, typename Take>
+__device__ __forceinline__ void fused_backward_line(const Fused<Real<T>>& call, const Group& group, int64_t number, bool there, Take take) {
     using R = Real<T>;
     const R absent = negative_infinity<R>();
-    const int64_t number = group.line();
-    const bool there = Group::BLOCK || number < call.lines;
     const int len = static_cast<int>(call.len);
-    Place at = locate<true>(call, there ? number : 0);
+    Place at = locate<true>(call, number);
     if (!there) at.first = at.end = 0;
     const auto access = call.access();
     auto held = held_logits<T, COUNT, SIZE, true>(group, at);
+    // Of a loop over lines, addresses of all packs would be kept in registers.
+    asm volatile("" : "+r"(held.start), "+r"(held.step));
     constexpr int PACKS = COUNT / SIZE;
     GradientNumbers<R, PACKS, SIZE> g;
     R own_max;
@@ -924,7 +926,7 @@ __device__ __forceinline__ void fused_backward_lines(const Fused<Real<T>>& call,
                 for (int i = 0; i < SIZE; i++) result[i] = logit_gradient<false>(call, line, held.pack(k)[i], g.of(k, i));
             }
         }
-        if (call.logits_gradient) store_as(access, call.logits_gradient + at.scores + j, result);
+        take(k, at.scores + j, result);
         if (!call.result) continue;
         if (call.cap > R(0)) {
             if (j < at.end && j + SIZE > at.first) {
@@ -941,6 +943,16 @@ __device__ __forceinline__ void fused_backward_lines(const Fused<Real<T>>& call,
         }
         store_as(access, static_cast<T*>(call.result) + at.scores + j, result);
     }
+}
+
+// Each line by itself: writes the logits' gradient, too, if it is wanted.
+template <typename T, int COUNT, int SIZE, typename Group>
+__device__ __forceinline__ void fused_backward_lines(const Fused<Real<T>>& call, const Group& group) {
+    const int64_t number = group.line();
+    const bool there = Group::BLOCK || number < call.lines;
+    fused_backward_line<T, COUNT, SIZE>(call, group, there ? number : 0, there, [&](int, int64_t place, const auto& z) {
+        if (call.logits_gradient) store_as(call.access(), call.logits_gradient + place, z);
+    });
 }
 
 // The same where neither a bias nor a softcap nor log-softmax is asked, the scale is above 0, and g has the scores' dtype. Both

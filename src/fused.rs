@@ -3,6 +3,7 @@
 
 use crate::lines::Lines;
 use crate::op::Output;
+use crate::sums::SumOver;
 use candle_core::{Layout, Shape};
 
 /// What becomes of a line in which nothing takes part: none of its logits is above −∞, and it has no sink.
@@ -242,16 +243,24 @@ pub(crate) struct Around<'a, S> {
     pub sinks: Option<Operand<'a, S>>,
 }
 
-/// Which gradients a backward pass is to give, or those that it gave. With p the probabilities, g the gradient of the result
+/// Which gradients a backward pass is to give.
+pub(crate) struct Wanted {
+    pub scores: bool,
+    /// The bias': which sums they are of the logits' gradients, a contiguous tensor in the scores' shape.
+    pub bias: Option<SumOver>,
+    /// The sinks': of what each line adds to its sink's, in the order of the lines.
+    pub sinks: Option<SumOver>,
+}
+
+/// Those that it gave. With p the probabilities, g the gradient of the result
 /// (times the dropout's factor) and z the logits: ∂z = p·(g − Σ g·p), for log-probabilities g − p·Σ g over what takes part;
 /// ∂score = ∂z · scale · (1 − tanh²(scale · score / cap)); ∂sink = −p_sink · Σ g·p, for log-probabilities −p_sink · Σ g.
-pub(crate) struct Gradients<T> {
-    /// Of the scores, in their dtype.
-    pub scores: T,
-    /// Of the logits, in the dtype computed in (f32, or f64 for f64), contiguous in the scores' shape.
-    pub logits: T,
-    /// What each line adds to its sink's, in the dtype computed in, in the order of the lines.
-    pub sinks: T,
+pub(crate) struct Gradients<S> {
+    /// In the scores' dtype.
+    pub scores: Option<S>,
+    /// In the dtype computed in (f32, or f64 for f64), in the order of the sums.
+    pub bias: Option<S>,
+    pub sinks: Option<S>,
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The op behind [`Softmax`](crate::Softmax): scores, and bias and sinks where there are some, as arguments that get their
 //! gradients; the mask beside them.
 
-use crate::fused::{Around, Geometry, Gradients, Operand, Options};
+use crate::fused::{Around, Geometry, Gradients, Operand, Options, Wanted};
 use crate::lines::{contiguous_range, storage_address, Contiguous};
 use crate::sums::SumOver;
 use candle_core::backend::{BackendDevice, BackendStorage};
@@ -43,11 +43,8 @@ trait Kernels: BackendStorage<Device: BackendDevice<Storage = Self>> {
         scores: Operand<Self>,
         around: &Around<Self>,
         gradient: Operand<Self>,
-        wanted: Gradients<bool>,
-    ) -> Result<Gradients<Option<Self>>>;
-
-    /// Of all its elements, f32 or f64.
-    fn sum_over(&self, sum: &SumOver) -> Result<Self>;
+        wanted: &Wanted,
+    ) -> Result<Gradients<Self>>;
 }
 
 macro_rules! kernels {
@@ -90,13 +87,9 @@ macro_rules! kernels {
                 scores: Operand<Self>,
                 around: &Around<Self>,
                 gradient: Operand<Self>,
-                wanted: Gradients<bool>,
-            ) -> Result<Gradients<Option<Self>>> {
+                wanted: &Wanted,
+            ) -> Result<Gradients<Self>> {
                 $($module)*::backward(options, geometry, scores, around, gradient, wanted)
-            }
-
-            fn sum_over(&self, sum: &SumOver) -> Result<Self> {
-                $($module)*::sum_over(self, sum)
             }
         }
     };
@@ -139,12 +132,8 @@ mod no_cuda {
         _: Operand<CudaStorage>,
         _: &Around<CudaStorage>,
         _: Operand<CudaStorage>,
-        _: Gradients<bool>,
-    ) -> Result<Gradients<Option<CudaStorage>>> {
-        no_cuda(NAME)
-    }
-
-    pub fn sum_over(_: &CudaStorage, _: &SumOver) -> Result<CudaStorage> {
+        _: &Wanted,
+    ) -> Result<Gradients<CudaStorage>> {
         no_cuda(NAME)
     }
 }
@@ -253,9 +242,22 @@ impl FusedOp {
         let shape = scores.shape();
         // What no variable is behind needs no gradient. (Where none of them has one behind it, somebody calls this by hand.)
         let all = [Some(scores), beside.bias, beside.sinks].into_iter().flatten().all(|tensor| !tensor.track_op());
-        let wanted = |tensor: Option<&Tensor>| tensor.is_some_and(|tensor| all || tensor.track_op());
-        let wanted =
-            Gradients { scores: wanted(Some(scores)), logits: wanted(beside.bias), sinks: wanted(beside.sinks) };
+        let is_wanted = |tensor: &&Tensor| all || tensor.track_op();
+        // Over what a tensor was broadcast along, of `dims`, of which its own are those from `first` on.
+        let sum = |tensor: &Tensor, dims: &[usize], first: usize| {
+            let mut kept = vec![1; dims.len()];
+            kept[first..first + tensor.rank()].copy_from_slice(tensor.dims());
+            SumOver::new(dims, &kept)
+        };
+        let mut lines = shape.dims().to_vec();
+        lines[self.dim] = 1;
+        let bias = beside.bias.filter(is_wanted);
+        let sinks = beside.sinks.filter(is_wanted);
+        let wanted = Wanted {
+            scores: is_wanted(&scores),
+            bias: bias.map(|bias| sum(bias, shape.dims(), shape.rank() - bias.rank())),
+            sinks: sinks.map(|sinks| sum(sinks, &lines, shape.rank().saturating_sub(3))),
+        };
         let all = [Some(scores), beside.bias, beside.sinks, Some(gradient)];
         let found = {
             // A storage is locked once: who waits to write to it would be waited for by a second reader, and wait for the first.
@@ -273,26 +275,15 @@ impl FusedOp {
             self.around(shape, beside, |geometry, around| {
                 let scores = Operand { storage: x.storage(), start: x.start() };
                 let gradient = Operand { storage: g.storage(), start: g.start() };
-                S::backward(&self.options, geometry, scores, around, gradient, wanted)
+                S::backward(&self.options, geometry, scores, around, gradient, &wanted)
             })?
         };
         let tracked = all.into_iter().flatten().find(|tensor| tensor.track_op());
-        let mut lines = shape.dims().to_vec();
-        lines[self.dim] = 1;
-        // Of the elements that `of` was broadcast from, dimension 0 of it at dimension `first`.
-        let summed = |storage: Option<S>, shape: &[usize], of: Option<&Tensor>, first: usize| {
+        let gradient_of = |storage: Option<S>, of: Option<&Tensor>| {
             let (Some(storage), Some(of)) = (storage, of) else { return Ok(None) };
-            let mut kept = vec![1; shape.len()];
-            kept[first..first + of.rank()].copy_from_slice(of.dims());
-            let sums = storage.sum_over(&SumOver::new(shape, &kept))?;
-            let sums = finished(sums.into_storage(), &Shape::from(kept), tracked)?;
-            Ok::<_, candle_core::Error>(Some(sums.reshape(of.shape())?.to_dtype(of.dtype())?))
+            finished(storage.into_storage(), of.shape(), tracked)?.to_dtype(of.dtype()).map(Some)
         };
-        Ok([
-            found.scores.map(|storage| finished(storage.into_storage(), shape, tracked)).transpose()?,
-            summed(found.logits, shape.dims(), beside.bias, beside.bias.map_or(0, |bias| shape.rank() - bias.rank()))?,
-            summed(found.sinks, &lines, beside.sinks, shape.rank().saturating_sub(3))?,
-        ])
+        Ok([gradient_of(found.scores, Some(scores))?, gradient_of(found.bias, bias)?, gradient_of(found.sinks, sinks)?])
     }
 }
 

@@ -32,6 +32,21 @@ impl SumOver {
         sum
     }
 
+    /// The same in lines of `len` neighbours along the last dimension, if that is kept: of which lines each line of sums is one.
+    #[cfg(feature = "cuda")]
+    pub fn of_lines(&self, len: usize) -> Option<Self> {
+        let (inner, outer) = self.kept.split_last()?;
+        if inner.stride != 1 || !inner.size.is_multiple_of(len) {
+            return None;
+        }
+        let of_lines = |dims: &[Steps]| {
+            dims.iter().map(|&Steps { size, stride }| Steps { size, stride: stride / len }).collect::<Vec<_>>()
+        };
+        let lines = Steps { size: inner.size / len, stride: 1 };
+        let kept = of_lines(outer).into_iter().chain((lines.size > 1).then_some(lines)).collect();
+        Some(Self { kept, summed: of_lines(&self.summed) })
+    }
+
     /// How many sums there are, …
     pub fn sums(&self) -> usize {
         self.kept.iter().map(|dim| dim.size).product()

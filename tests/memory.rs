@@ -1,8 +1,8 @@
 //! What a call allocates: its output, less than a megabyte beside it, and one copy of an input whose strides need one. In place
-//! nothing; and what is a number or a few for a line takes no more than that.
+//! nothing; and what is a number or a few for a line takes no more than that. And what the gradient of a bias takes.
 //! A program of its own, so that nothing else allocates meanwhile.
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_softmax::loss::CrossEntropy;
 use candle_softmax::testing::{gpu_count, say_skipped};
 use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax, Softmax};
@@ -100,7 +100,28 @@ type Call = fn(&Tensor) -> Result<Tensor>;
 #[test]
 fn output_and_less_than_a_megabyte() -> Result<()> {
     outputs_of_a_softmax()?;
-    outputs_of_a_builder_and_of_what_reads_only()
+    outputs_of_a_builder_and_of_what_reads_only()?;
+    gradients_of_a_bias()
+}
+
+/// What is summed is written in f32, of the scores' size on the CPU and an eighth of it on CUDA. Beside it there are candle's ones, in the result's place,
+/// and gradients of the bias' size.
+fn gradients_of_a_bias() -> Result<()> {
+    for device in devices()? {
+        for dtype in [DType::F32, DType::BF16] {
+            let scores = Tensor::rand(-1f32, 1., (32, 8, 256, 512), &device)?.to_dtype(dtype)?;
+            let bias = Var::from_tensor(&Tensor::rand(-1f32, 1., (8, 256, 512), &device)?.to_dtype(dtype)?)?;
+            let result = Softmax::new().bias(&bias).forward(&scores)?;
+            let call = || Ok(result.backward()?.get(&bias).expect("a gradient").clone());
+            call()?; // threads and kernels are there from now on
+            let found = peak(&device, call)?;
+            let (count, of_bias) = (scores.elem_count(), bias.elem_count());
+            let terms = if device.is_cpu() { 4 * count } else { count / 2 };
+            let most = count * dtype.size_in_bytes() + terms + 24 * of_bias + 5 * MEGABYTE;
+            assert!(found < most, "the gradient of a bias of {dtype:?} on {device:?}: {found} for {most}");
+        }
+    }
+    Ok(())
 }
 
 fn outputs_of_a_builder_and_of_what_reads_only() -> Result<()> {

@@ -9,10 +9,11 @@ use rayon::prelude::*;
 const WIDTH: usize = 1024;
 
 /// The sums, in their order and added up in f64, of f32s or f64s that are all of the tensor.
-pub(crate) fn sum_over(storage: &CpuStorage, sum: &SumOver) -> Result<CpuStorage> {
+pub(crate) fn sum_over(storage: CpuStorage, sum: &SumOver) -> Result<CpuStorage> {
     match storage {
-        CpuStorage::F32(xs) => Ok(CpuStorage::F32(sums(xs, sum).into_iter().map(|x| x as f32).collect())),
-        CpuStorage::F64(xs) => Ok(CpuStorage::F64(sums(xs, sum))),
+        storage if sum.terms() == 1 => Ok(storage),
+        CpuStorage::F32(xs) => Ok(CpuStorage::F32(sums(&xs, sum).into_iter().map(|x| x as f32).collect())),
+        CpuStorage::F64(xs) => Ok(CpuStorage::F64(sums(&xs, sum))),
         other => Err(crate::lines::unsupported_dtype(other.dtype(), "sum")),
     }
 }

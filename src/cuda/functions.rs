@@ -141,6 +141,8 @@ impl Key {
                 fused("tile", backward, of_held(held)) + if many { "_many" } else { "" }
             }
             Kernel::FusedCluster => "fused_cluster".into(),
+            Kernel::FusedBiasWarp => "fused_backward_bias_warp".into(),
+            Kernel::FusedBiasBlock => "fused_backward_bias_block".into(),
             Kernel::FusedGroup { backward, scores, pairs } => {
                 fused("group", backward, of_scores(scores)) + of_pairs(pairs)
             }
@@ -355,7 +357,7 @@ mod tests {
                 kernels.extend([group, Kernel::FusedRows { backward, scores }]);
             }
         }
-        kernels.push(Kernel::FusedCluster);
+        kernels.extend([Kernel::FusedCluster, Kernel::FusedBiasWarp, Kernel::FusedBiasBlock]);
         kernels.extend((2..8).map(|len| Kernel::Run { len }));
         let of_columns = |whole| {
             let softmax = [Kernel::SplitColumnsStates { whole }, Kernel::SplitColumnsApply { whole }];

@@ -1,12 +1,13 @@
 //! Softmax with what models put around it, on CUDA: the call as the kernels of `kernels/fused.cuh` read it.
 
 use super::launch::{self, CudaElement};
-use super::plan::{self, FusedKind, FusedLines, Kernel, Plan};
-pub(crate) use super::sums::sum_over;
+use super::plan::{self, FusedBiasPlan, FusedKind, FusedLines, Kernel, Plan};
+use super::sums::sum_over;
 use super::{alignment, by_dtype, functions};
-use crate::fused::{Around, Axis, Geometry, Gradients, MaskedRows, Operand, Options};
+use crate::fused::{Around, Axis, Geometry, Gradients, MaskedRows, Operand, Options, Wanted};
 use crate::lines::unsupported_dtype;
 use crate::op::Output;
+use crate::sums::{Steps, SumOver};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 use candle_core::cuda_backend::CudaStorageSlice;
@@ -111,6 +112,47 @@ struct Call<R> {
 }
 const _: () = assert!(size_of::<Call<f32>>() == 600 && size_of::<Call<f64>>() == 616);
 
+/// A dimension that lines are numbered along, and by how much the number grows with a step.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct LineStep {
+    size: ExactDivisor,
+    step: u32,
+}
+
+/// Some of them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct LineSteps {
+    of: [LineStep; MAX_AXES],
+    count: i32,
+}
+
+impl LineSteps {
+    /// Of up to [`MAX_AXES`] dimensions, of less than 2³² lines.
+    fn new(dims: &[Steps]) -> Self {
+        let mut steps = Self { count: dims.len() as i32, ..Self::default() };
+        for (to, dim) in steps.of.iter_mut().zip(dims) {
+            *to = LineStep { size: ExactDivisor::new(dim.size), step: dim.stride as u32 };
+        }
+        steps
+    }
+}
+
+/// What a kernel that sums the gradients of a bias is given: `BiasSums` of `kernels/fused_bias.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct BiasSums {
+    sums: u64,
+    kept: LineSteps,
+    summed: LineSteps,
+    kept_lines: u32,
+    summed_lines: u32,
+    lines_of_part: u32,
+    groups: u32,
+}
+const _: () = assert!(size_of::<BiasSums>() == 288);
+
 /// f32 or f64 out of the options' f64.
 trait Narrow: Copy {
     fn narrow(x: f64) -> Self;
@@ -138,12 +180,13 @@ pub(crate) fn forward(
     let stream = device.cuda_stream();
     let count = geometry.lines.elem_count();
     let (scores_at, _scores_read) = address(&scores, count, &stream)?;
+    let (beside, _beside_read) = addresses(geometry, around, &stream)?;
     // SAFETY: the kernel writes every element.
     let mut result = unsafe { alloc(device, out, count)? };
     {
         let (result_at, _result_written) = address_mut(&mut result, 0, count, &stream)?;
-        let tensors = Addresses { scores: scores_at, result: result_at, ..Default::default() };
-        run(options, geometry, scores.storage.dtype(), out, device, tensors, around, false)?;
+        let tensors = Addresses { scores: scores_at, result: result_at, ..beside };
+        run(options, geometry, scores.storage.dtype(), out, device, tensors)?;
     }
     Ok(result)
 }
@@ -159,8 +202,8 @@ pub(crate) fn forward_inplace(
     let (device, dtype) = (scores.device().clone(), scores.dtype());
     let stream = device.cuda_stream();
     let (at, _written) = address_mut(scores, start, geometry.lines.elem_count(), &stream)?;
-    let tensors = Addresses { scores: at, result: at, ..Default::default() };
-    run(options, geometry, dtype, dtype, &device, tensors, around, false)
+    let (beside, _beside_read) = addresses(geometry, around, &stream)?;
+    run(options, geometry, dtype, dtype, &device, Addresses { scores: at, result: at, ..beside })
 }
 
 /// Those of the gradients that are wanted, given the `gradient` of the result.
@@ -170,59 +213,100 @@ pub(crate) fn backward(
     scores: Operand<CudaStorage>,
     around: &Around<CudaStorage>,
     gradient: Operand<CudaStorage>,
-    wanted: Gradients<bool>,
-) -> Result<Gradients<Option<CudaStorage>>> {
+    wanted: &Wanted,
+) -> Result<Gradients<CudaStorage>> {
     let device = scores.storage.device();
     let stream = device.cuda_stream();
-    let (lines, dtype) = (geometry.lines, scores.storage.dtype());
+    let (lines, dtype, out) = (geometry.lines, scores.storage.dtype(), gradient.storage.dtype());
     let count = lines.elem_count();
-    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     // SAFETY: the kernel writes every element.
     let new = |wanted: bool, dtype, count| wanted.then(|| unsafe { alloc(device, dtype, count) }).transpose();
-    let mut found = Gradients {
-        scores: new(wanted.scores, dtype, count)?,
-        logits: new(wanted.logits, wide, count)?,
-        sinks: new(wanted.sinks, wide, lines.count())?,
+    let mut of_scores = new(wanted.scores, dtype, count)?;
+    let mut of_sinks = new(wanted.sinks.is_some(), computed_in(dtype), lines.count())?;
+    let bias = {
+        let (scores, _scores_read) = address(&scores, count, &stream)?;
+        let (gradient, _gradient_read) = address(&gradient, count, &stream)?;
+        let (beside, _beside_read) = addresses(geometry, around, &stream)?;
+        let (result, _result_written) = optional_mut(&mut of_scores, count, &stream)?;
+        let (sinks_gradient, _sinks_written) = optional_mut(&mut of_sinks, lines.count(), &stream)?;
+        let tensors = Addresses { scores, gradient, result, sinks_gradient, ..beside };
+        match &wanted.bias {
+            Some(sum) => Some(backward_of_bias(options, geometry, dtype, out, device, tensors, sum)?),
+            None => {
+                run(options, geometry, dtype, out, device, tensors)?;
+                None
+            }
+        }
     };
-    {
-        let (scores_at, _scores_read) = address(&scores, count, &stream)?;
-        let (gradient_at, _gradient_read) = address(&gradient, count, &stream)?;
-        let (result, _result_written) = optional_mut(&mut found.scores, count, &stream)?;
-        let (logits_gradient, _logits_written) = optional_mut(&mut found.logits, count, &stream)?;
-        let (sinks_gradient, _sinks_written) = optional_mut(&mut found.sinks, lines.count(), &stream)?;
-        let tensors = Addresses {
-            scores: scores_at,
-            gradient: gradient_at,
-            result,
-            logits_gradient,
-            sinks_gradient,
-            ..Default::default()
-        };
-        run(options, geometry, dtype, gradient.storage.dtype(), device, tensors, around, true)?;
-    }
-    Ok(found)
+    let sinks = of_sinks.zip(wanted.sinks.as_ref()).map(|(terms, sum)| sum_over(terms, sum)).transpose()?;
+    Ok(Gradients { scores: of_scores, bias, sinks })
 }
 
-#[allow(clippy::too_many_arguments)]
-fn run(
+/// The same, and returns the bias': by a kernel that adds up the logits', or by one that writes them all.
+fn backward_of_bias(
     options: &Options,
     geometry: &Geometry,
     dtype: DType,
     out: DType,
     device: &CudaDevice,
     tensors: Addresses,
-    around: &Around<CudaStorage>,
-    backward: bool,
-) -> Result<()> {
-    let stream = device.cuda_stream();
+    sum: &SumOver,
+) -> Result<CudaStorage> {
+    let (stream, lines) = (device.cuda_stream(), geometry.lines);
+    let kind = kind(options, geometry, dtype, out, tensors);
+    let facts = functions::facts(device)?;
+    let by_lines = sum.of_lines(lines.len).filter(|of| of.kept.len().max(of.summed.len()) <= MAX_AXES);
+    let plan = by_lines.and_then(|of| {
+        let plan = plan::fused_bias(lines, &of, kind, dtype.size_in_bytes(), facts)?;
+        Some((plan, of))
+    });
+    let Some((plan, of)) = plan else {
+        // SAFETY: the kernel writes every element.
+        let mut logits = unsafe { alloc(device, computed_in(dtype), lines.elem_count())? };
+        {
+            let (logits_gradient, _written) = address_mut(&mut logits, 0, lines.elem_count(), &stream)?;
+            run(options, geometry, dtype, out, device, Addresses { logits_gradient, ..tensors })?;
+        }
+        return sum_over(logits, sum);
+    };
+    let count = plan.parts * sum.sums();
+    // SAFETY: the kernel writes every sum of every part.
+    let mut sums = unsafe { alloc(device, computed_in(dtype), count)? };
+    {
+        let (sums, _written) = address_mut(&mut sums, 0, count, &stream)?;
+        by_dtype!(NAME, dtype, launch_of_bias(options, geometry, out, device, tensors, plan, &of, sums))?;
+    }
+    sum_over(sums, &SumOver::new(&[plan.parts, sum.sums()], &[1, sum.sums()]))
+}
+
+fn computed_in(dtype: DType) -> DType {
+    if dtype == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    }
+}
+
+/// Of bias, mask and sinks, to be read until the guards are dropped.
+fn addresses<'a>(
+    geometry: &Geometry,
+    around: &Around<'a, CudaStorage>,
+    stream: &'a CudaStream,
+) -> Result<(Addresses, [Option<SyncOnDrop<'a>>; 3])> {
     let extent = |step: usize, stride: fn(&Axis) -> usize| {
         let along_axes: usize = geometry.axes.iter().map(|axis| (axis.size - 1) * stride(axis)).sum();
         along_axes + (geometry.lines.len - 1) * step + 1
     };
-    let (bias, _bias_read) = optional(&around.bias, extent(geometry.bias_step, |axis| axis.bias), &stream)?;
-    let (mask, _mask_read) = optional(&around.mask, extent(geometry.mask_step, |axis| axis.mask), &stream)?;
-    let (sinks, _sinks_read) = optional(&around.sinks, extent(0, |axis| axis.sink), &stream)?;
-    let tensors = Addresses { bias, mask, sinks, ..tensors };
+    let (bias, bias_read) = optional(&around.bias, extent(geometry.bias_step, |axis| axis.bias), stream)?;
+    let (mask, mask_read) = optional(&around.mask, extent(geometry.mask_step, |axis| axis.mask), stream)?;
+    let (sinks, sinks_read) = optional(&around.sinks, extent(0, |axis| axis.sink), stream)?;
+    Ok((Addresses { bias, mask, sinks, ..Default::default() }, [bias_read, mask_read, sinks_read]))
+}
+
+/// What of a call a plan depends on. Forward, there is no gradient.
+fn kind(options: &Options, geometry: &Geometry, dtype: DType, out: DType, tensors: Addresses) -> FusedKind {
+    let Addresses { bias, mask, .. } = tensors;
+    let backward = tensors.gradient != 0;
     // Elements are multiplied by a number above 0, whose product with log2 e is one, too, or they are masked, …
     let scale = options.scale as f32;
     let scaled = bias == 0 && options.softcap.is_none() && scale > 0.0 && scale < 1e30;
@@ -241,8 +325,7 @@ fn run(
         && options.dropout.is_none()
         && out == dtype
         && tensors.logits_gradient == 0;
-    let steepness = steepness(options, dtype, out);
-    let kind = FusedKind {
+    FusedKind {
         backward,
         whole,
         alignment: common_alignment(tensors),
@@ -251,11 +334,22 @@ fn run(
         scores: scaled && scores,
         capped: options.softcap.is_some(),
         masked_alike: if mask != 0 && geometry.mask_step > 0 { masked_alike(geometry) } else { 0 },
-        tiles: known_to_tiles(options, dtype, out, tensors, steepness),
+        tiles: known_to_tiles(options, dtype, out, tensors),
         narrow: is_narrow(options, geometry),
-    };
+    }
+}
+
+fn run(
+    options: &Options,
+    geometry: &Geometry,
+    dtype: DType,
+    out: DType,
+    device: &CudaDevice,
+    tensors: Addresses,
+) -> Result<()> {
+    let kind = kind(options, geometry, dtype, out, tensors);
     let plan = plan::fused(geometry.lines, kind, dtype.size_in_bytes(), functions::facts(device)?);
-    by_dtype!(NAME, dtype, launch(options, geometry, out, device, tensors, plan, steepness))
+    by_dtype!(NAME, dtype, launch(options, geometry, out, device, tensors, plan))
 }
 
 fn launch<T: CudaElement>(
@@ -265,25 +359,54 @@ fn launch<T: CudaElement>(
     device: &CudaDevice,
     tensors: Addresses,
     plan: Plan,
-    steepness: Option<f64>,
 ) -> Result<()>
 where
     T::Real: Narrow,
 {
-    let call = call::<T::Real>(options, geometry, out, tensors, plan, steepness)?;
+    let call = call::<T>(options, geometry, out, tensors, plan)?;
     // SAFETY: the addresses are of storages as large as the geometry says, checked when they were taken; a plan covers all
     // lines, and the kernels mask or stride over what lies beyond.
     unsafe { launch::fused::<T, _>(device, call, geometry.lines, plan) }
 }
 
-fn call<R: Narrow>(
+#[allow(clippy::too_many_arguments)]
+fn launch_of_bias<T: CudaElement>(
+    options: &Options,
+    geometry: &Geometry,
+    out: DType,
+    device: &CudaDevice,
+    tensors: Addresses,
+    FusedBiasPlan { plan, lines_of_part, parts }: FusedBiasPlan,
+    of: &SumOver,
+    sums: u64,
+) -> Result<()>
+where
+    T::Real: Narrow,
+{
+    let call = call::<T>(options, geometry, out, tensors, plan)?;
+    let bias = BiasSums {
+        sums,
+        kept: LineSteps::new(&of.kept),
+        summed: LineSteps::new(&of.summed),
+        kept_lines: of.sums() as u32,
+        summed_lines: of.terms() as u32,
+        lines_of_part: lines_of_part as u32,
+        groups: (of.sums() * parts) as u32,
+    };
+    // SAFETY: as above, and there is a line of sums for each of the groups, which take all lines, less than 2³².
+    unsafe { launch::fused_bias::<T, _, _>(device, call, bias, plan) }
+}
+
+fn call<T: CudaElement>(
     options: &Options,
     geometry: &Geometry,
     out: DType,
     tensors: Addresses,
     plan: Plan,
-    steepness: Option<f64>,
-) -> Result<Call<R>> {
+) -> Result<Call<T::Real>>
+where
+    T::Real: Narrow,
+{
     // Those in front that move nothing but along the scores need no kernel's attention.
     let moves_nothing = |axis: &&Axis| axis.bias == 0 && axis.mask == 0 && axis.sink == 0 && axis.query == 0;
     let axes = &geometry.axes[geometry.axes.iter().take_while(moves_nothing).count()..];
@@ -321,11 +444,11 @@ fn call<R: Narrow>(
         before: window.map_or(0, |window| limit(window.before)),
         after: window.map_or(0, |window| limit(window.after)),
         position: window.map_or(0, |window| lines.len as i64 - window.queries as i64),
-        scale: R::narrow(options.scale),
-        cap: R::narrow(cap),
-        scale_over_cap: R::narrow(options.scale / cap),
-        kept_scale: R::narrow(options.dropout.map_or(1.0, |dropout| dropout.kept_scale())),
-        steepness: R::narrow(steepness.unwrap_or(0.0)),
+        scale: T::Real::narrow(options.scale),
+        cap: T::Real::narrow(cap),
+        scale_over_cap: T::Real::narrow(options.scale / cap),
+        kept_scale: T::Real::narrow(options.dropout.map_or(1.0, |dropout| dropout.kept_scale())),
+        steepness: T::Real::narrow(steepness(options, size_of::<T>() == 2 && is_half(out)).unwrap_or(0.0)),
         threshold: options.dropout.map_or(0, |dropout| dropout.threshold << 16),
         keys: options.dropout.map_or([[0, 0]; 7], |dropout| round_keys(dropout.seed)),
         dtype: match out {
@@ -349,13 +472,13 @@ fn call<R: Narrow>(
 }
 
 /// What scores are multiplied with to be the exponents, for base 2, that give softcap's tangents in few instructions, if these are exact enough: they are
-/// off by up to 3e-7, and a logit by that times the cap, which results of half precision have room for.
-fn steepness(options: &Options, scores: DType, result: DType) -> Option<f64> {
+/// off by up to 3e-7, and a logit by that times the cap, which results of half precision, as the scores are then, have room for.
+fn steepness(options: &Options, half: bool) -> Option<f64> {
     let cap = options.softcap.filter(|&cap| cap <= 128.0)?;
     let steepness = 2.0 * std::f64::consts::LOG2_E * options.scale / cap;
     // What is far from 1 is no normal number, or makes none of scores.
     let usual = (1e-30..1e30).contains(&steepness.abs());
-    (is_half(scores) && is_half(result) && usual).then_some(steepness)
+    (half && usual).then_some(steepness)
 }
 
 fn is_half(dtype: DType) -> bool {
@@ -385,7 +508,7 @@ fn sharers(geometry: &Geometry, tensors: Addresses) -> Option<&Axis> {
 /// Whether `kernels/fused_tile.cuh` has kernels for this call. Results of another dtype than the scores' or, backward, their gradients are not dropped
 /// there, and beside half precision, where gradients are held as they lie in memory, there are none. Of half precision gradients lie in words as the
 /// scores do, and a softcap has a steepness.
-fn known_to_tiles(options: &Options, scores: DType, result: DType, tensors: Addresses, steepness: Option<f64>) -> bool {
+fn known_to_tiles(options: &Options, scores: DType, result: DType, tensors: Addresses) -> bool {
     use DType::{BF16, F16, F32, F64};
     let backward = tensors.gradient != 0;
     let dtypes = match (scores, result) {
@@ -395,7 +518,7 @@ fn known_to_tiles(options: &Options, scores: DType, result: DType, tensors: Addr
         _ => false,
     };
     let in_words = !backward || tensors.scores % 4 == tensors.gradient % 4;
-    let steep = options.softcap.is_none() || steepness.is_some();
+    let steep = options.softcap.is_none() || steepness(options, is_half(scores) && is_half(result)).is_some();
     dtypes && (!is_half(scores) || in_words && steep)
 }
 

@@ -350,6 +350,23 @@ pub(super) unsafe fn fused<T: CudaElement, C>(
     Ok(())
 }
 
+/// The same for the kernels of `kernels/fused_bias.cuh`.
+///
+/// # Safety
+/// As above, and `bias` is what they take beside the call.
+pub(super) unsafe fn fused_bias<T: CudaElement, C, B>(
+    device: &CudaDevice,
+    mut call: C,
+    mut bias: B,
+    plan: Plan,
+) -> Result<()> {
+    let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
+    let mut parameter = plan.parameter;
+    let addresses = &mut [address_of(&mut call), address_of(&mut bias), address_of(&mut parameter)];
+    // SAFETY: as promised by the caller.
+    unsafe { launch_with(&device.cuda_stream(), key, device, plan, addresses) }
+}
+
 pub(super) fn softmax_backward<T: CudaElement>(
     device: &CudaDevice,
     [y, g]: [CudaView<'_, T>; 2],

@@ -79,13 +79,16 @@ impl Call {
 }
 
 /// The sums, in their order, of a storage that is all of the tensor.
-pub(crate) fn sum_over(storage: &CudaStorage, sum: &SumOver) -> Result<CudaStorage> {
+pub(super) fn sum_over(storage: CudaStorage, sum: &SumOver) -> Result<CudaStorage> {
     fn run<R: CudaElement>(storage: &CudaStorage, sum: &SumOver) -> Result<CudaStorage> {
         let device = storage.device();
         let found = sums(device, storage.as_cuda_slice::<R>()?.as_view(), sum)?;
         Ok(CudaStorage::wrap_cuda_slice(found, device.clone()))
     }
-    by_dtype_computed_in!("sum", storage.dtype(), run(storage, sum))
+    if sum.terms() == 1 {
+        return Ok(storage);
+    }
+    by_dtype_computed_in!("sum", storage.dtype(), run(&storage, sum))
 }
 
 fn sums<R: CudaElement>(device: &CudaDevice, x: CudaView<'_, R>, sum: &SumOver) -> Result<CudaSlice<R>> {

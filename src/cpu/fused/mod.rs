@@ -13,10 +13,11 @@ mod short_backward;
 
 use super::level::{Level, Simd, Task};
 use super::memory::{filled, Elements, Unfilled};
-pub(crate) use super::sum::sum_over;
+use super::sum::sum_over;
 use super::{run, Element};
-use crate::fused::{Around, Geometry, Gradients, Operand, Options};
+use crate::fused::{Around, Geometry, Gradients, Operand, Options, Wanted};
 use crate::lines::unsupported_dtype;
+use crate::sums::SumOver;
 pub(crate) use any::{Any, Wide};
 use backward::{Backward, BackwardColumns, BackwardRows};
 use candle_core::backend::BackendStorage;
@@ -134,13 +135,13 @@ pub(crate) fn backward(
     scores: Operand<CpuStorage>,
     around: &Around<CpuStorage>,
     gradient: Operand<CpuStorage>,
-    wanted: Gradients<bool>,
-) -> Result<Gradients<Option<CpuStorage>>> {
-    fn run<T: Element + WithDType>(call: Call<T>, g: Any, wanted: Gradients<bool>) -> Gradients<Option<CpuStorage>> {
+    wanted: &Wanted,
+) -> Result<Gradients<CpuStorage>> {
+    fn run<T: Element + WithDType>(call: Call<T>, g: Any, wanted: &Wanted) -> Result<Gradients<CpuStorage>> {
         let lines = call.geometry.lines;
         let mut scores = wanted.scores.then(|| Unfilled::<T>::new(lines.elem_count()));
-        let mut logits = wanted.logits.then(|| Unfilled::<T::Real>::new(lines.elem_count()));
-        let mut sinks = wanted.sinks.then(|| Unfilled::<T::Real>::new(lines.count()));
+        let mut logits = wanted.bias.as_ref().map(|_| Unfilled::<T::Real>::new(lines.elem_count()));
+        let mut sinks = wanted.sinks.as_ref().map(|_| Unfilled::<T::Real>::new(lines.count()));
         Level::best().run(Backward {
             call,
             g,
@@ -149,18 +150,21 @@ pub(crate) fn backward(
             sinks: sinks.as_mut().map(Unfilled::elements),
         });
         // SAFETY: every element is of one line, and every line is written; sinks are asked for where there are some.
-        unsafe {
-            Gradients {
-                scores: scores.map(|scores| T::to_cpu_storage_owned(scores.filled())),
-                logits: logits.map(|logits| T::Real::to_cpu_storage_owned(logits.filled())),
-                sinks: sinks.map(|sinks| T::Real::to_cpu_storage_owned(sinks.filled())),
-            }
-        }
+        let (scores, logits, sinks) = unsafe {
+            (
+                scores.map(|scores| T::to_cpu_storage_owned(scores.filled())),
+                logits.map(|logits| T::Real::to_cpu_storage_owned(logits.filled())),
+                sinks.map(|sinks| T::Real::to_cpu_storage_owned(sinks.filled())),
+            )
+        };
+        let summed = |terms: Option<CpuStorage>, sum: &Option<SumOver>| {
+            terms.zip(sum.as_ref()).map(|(terms, sum)| sum_over(terms, sum)).transpose()
+        };
+        Ok(Gradients { scores, bias: summed(logits, &wanted.bias)?, sinks: summed(sinks, &wanted.sinks)? })
     }
-    let wanted = Gradients { sinks: wanted.sinks && around.sinks.is_some(), ..wanted };
     let g = Any::read(gradient.storage, gradient.start)?;
     by_dtype!(scores.storage, |xs| {
         let xs = &xs[scores.start..][..geometry.lines.elem_count()];
-        Ok(run(Call::new(options, geometry, Elements::read(xs), around)?, g, wanted))
+        run(Call::new(options, geometry, Elements::read(xs), around)?, g, wanted)
     })
 }

@@ -20,7 +20,7 @@ mod tests;
 use crate::lines::Lines;
 pub(crate) use backward::softmax_backward;
 pub(crate) use columns::{narrow_units, NarrowUnits, MAX_BOX_ROWS, NARROW_ALONE, RESIDENT_BOX, RESIDENT_COLUMNS};
-pub(crate) use fused::{fused, WHOLE_BLOCK};
+pub(crate) use fused::{fused, fused_bias, FusedBiasPlan, WHOLE_BLOCK};
 use group::across_of;
 pub(crate) use softmax::{softmax, CHUNK_BYTES};
 pub(crate) use statistics::{
@@ -206,6 +206,9 @@ pub(crate) enum Kernel {
         lines: FusedLines,
     },
     FusedCluster,
+    /// … or with it the sums of the gradients of a bias, …
+    FusedBiasWarp,
+    FusedBiasBlock,
     /// … or, of any length and offset, in tiles as above, of which a block may also take one line; `many`: more of a line to a thread.
     FusedTile {
         backward: bool,
@@ -378,7 +381,7 @@ pub(crate) struct Plan {
     pub cluster: u32,
     pub shared_bytes: u32,
     /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], [`Kernel::Tile`],
-    /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::StatisticsTile`], [`Kernel::LossBackwardShortRows`]), of those
+    /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::FusedBiasWarp`], [`Kernel::StatisticsTile`], [`Kernel::LossBackwardShortRows`]), of those
     /// side by side ([`Kernel::Column`]), of those that share all lines side by side, [`NARROW_ALONE`] if a block does
     /// ([`Kernel::Narrow`], [`Kernel::BackwardNarrow`]), or of a group, and its lines side by side ([`Kernel::BackwardGroup`],
     /// [`Kernel::FusedGroup`], [`Kernel::FusedRows`], [`Kernel::StatisticsColumns`], [`Kernel::LossBackwardColumns`]); threads
@@ -428,7 +431,12 @@ impl Plan {
     pub fn is_narrow(self) -> bool {
         matches!(
             self.kernel,
-            Kernel::FusedWarp { .. } | Kernel::FusedBlock { .. } | Kernel::FusedTile { .. } | Kernel::FusedCluster
+            Kernel::FusedWarp { .. }
+                | Kernel::FusedBlock { .. }
+                | Kernel::FusedTile { .. }
+                | Kernel::FusedCluster
+                | Kernel::FusedBiasWarp
+                | Kernel::FusedBiasBlock
         )
     }
 }

@@ -1,4 +1,6 @@
-use super::fused::{fused_cluster_count, fused_count, fused_tile_count, scores_count, FUSED_TILE_MANY};
+use super::fused::{
+    fused_bias_count, fused_cluster_count, fused_count, fused_tile_count, scores_count, FUSED_TILE_MANY,
+};
 use super::group::{group, group_shape, threads_and_across, GROUP_BLOCK};
 use super::softmax::room;
 use super::statistics::{LOSS_PACKS, SELECT_BYTES, STATISTICS_BLOCK, STATISTICS_WORDS};
@@ -349,21 +351,24 @@ fn backward_plans_cover_the_lines() {
     }
 }
 
+/// Of lines of whole packs, with nothing that has kernels of its own.
+const PACKS: FusedKind = FusedKind {
+    backward: false,
+    whole: true,
+    alignment: 128,
+    queries: 0,
+    scores: false,
+    capped: false,
+    scale_alone: false,
+    masked_alike: 0,
+    tiles: true,
+    narrow: true,
+};
+
 #[test]
 fn fused_plans_cover_the_lines() {
     let device = |forced| DeviceFacts { forced, ..HOPPER };
-    let packs = FusedKind {
-        backward: false,
-        whole: true,
-        alignment: 128,
-        queries: 0,
-        scores: false,
-        capped: false,
-        scale_alone: false,
-        masked_alike: 0,
-        tiles: true,
-        narrow: true,
-    };
+    let packs = PACKS;
     let any = FusedKind { whole: false, ..packs };
     let alone = FusedKind { scale_alone: true, ..any };
     let scores = FusedKind { scores: true, ..packs };
@@ -550,6 +555,61 @@ fn fused_plans_cover_the_lines() {
 }
 
 /// Every element is of one thread's terms, once, and of the sum that it belongs to: what `kernels/sum.cu` goes through.
+#[test]
+fn sums_of_a_bias_take_each_line_once() {
+    let packs = FusedKind { backward: true, ..PACKS };
+    let shapes: &[&[usize]] =
+        &[&[2, 8], &[300, 64], &[3, 5, 2048], &[17, 3, 4, 512], &[40, 1, 6, 8], &[2, 3, 2, 5, 4096], &[1, 70, 2, 8192]];
+    let (mut in_parts, mut whole) = (0, 0);
+    for dims in shapes {
+        let (&len, outer) = dims.split_last().unwrap();
+        let lines = lines(outer.iter().product(), len, 1);
+        for (choice, size, multiprocessors) in
+            (0..1 << outer.len()).flat_map(|choice| [(4, 132), (2, 1), (8, 2)].map(|(size, sms)| (choice, size, sms)))
+        {
+            let is_kept = |d: usize| choice >> d & 1 == 1;
+            let mut kept: Vec<usize> = (0..outer.len()).map(|d| if is_kept(d) { outer[d] } else { 1 }).collect();
+            kept.push(len);
+            let of = SumOver::new(dims, &kept).of_lines(len).unwrap();
+            assert_eq!((of.sums() * len, of.sums() * of.terms()), (kept.iter().product(), lines.count()));
+            let device = DeviceFacts { multiprocessors, ..HOPPER };
+            assert_eq!(fused_bias(lines, &of, FusedKind { whole: false, ..packs }, size, device), None);
+            let (count, most_threads) = fused_bias_count(size);
+            let Some(found) = fused_bias(lines, &of, packs, size, device) else {
+                let few = lines.elem_count() < multiprocessors << 14;
+                assert!(len > count * most_threads || of.terms() == 1 || few, "{dims:?} {kept:?} {size}");
+                continue;
+            };
+            let FusedBiasPlan { plan, lines_of_part, parts } = found;
+            let threads = if plan.kernel == Kernel::FusedBiasWarp { 1 << plan.parameter } else { plan.block };
+            assert!(threads as usize * count >= len && plan.block as usize <= most_threads);
+            let groups = of.sums() * parts;
+            assert!(plan.blocks() * (plan.block / threads) as usize >= groups && lines_of_part <= 16);
+            *if parts > 1 { &mut in_parts } else { &mut whole } += 1;
+            // As `kernels/fused_bias.cuh` goes through them.
+            let mut taken = vec![0; lines.count()];
+            for group in 0..groups {
+                let (part, of_bias) = (group / of.sums(), group % of.sums());
+                let (first, line) = (part * lines_of_part, offset(&of.kept, of_bias));
+                assert!(first < of.terms());
+                for term in first..(first + lines_of_part).min(of.terms()) {
+                    let line = line + offset(&of.summed, term);
+                    taken[line] += 1;
+                    let (mut rest, mut expected, mut stride) = (line, 0, 1);
+                    for d in (0..outer.len()).rev() {
+                        expected += if is_kept(d) { rest % outer[d] * stride } else { 0 };
+                        stride *= kept[d];
+                        rest /= outer[d];
+                    }
+                    assert_eq!(of_bias, expected, "{dims:?} {kept:?} line {line}");
+                }
+            }
+            assert!(taken.iter().all(|&times| times == 1), "{dims:?} {kept:?}");
+        }
+    }
+    assert!(in_parts > 9 && whole > 9);
+}
+
 #[test]
 fn sums_take_each_element_once() {
     let shapes: &[&[usize]] = &[
