@@ -23,8 +23,14 @@ fn every_level_of_instructions() {
             "semantics::",
             "topk::",
         ];
-        // What takes long and is the code of shorter lines, or candle's
-        let mut skipped = vec!["sixteen_million", "a_million", "few_lines_that_a_gpu_shares", "the_composed_form"];
+        // What takes long and is the code of shorter lines, candle's, or the same for all
+        let mut skipped = vec![
+            "sixteen_million",
+            "a_million",
+            "few_lines_that_a_gpu_shares",
+            "the_composed_form",
+            "gradients_of_what_is_shared",
+        ];
         if level == "portable" {
             // Nothing is written past the caches there.
             skipped.push("many_megabytes");
