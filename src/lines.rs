@@ -4,7 +4,7 @@
 //! `(…outer…, len, …inner…)` holds `outer × inner` of them; neighbours in a line are `inner` elements apart.
 
 use candle_core::backend::{BackendDevice, BackendStorage};
-use candle_core::{shape::Dim, DeviceLocation, Error, Layout, Result, Shape, Tensor, D};
+use candle_core::{shape::Dim, DType, DeviceLocation, Error, Layout, Result, Shape, Tensor, D};
 use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +44,15 @@ pub(crate) fn from_end(dim: usize, shape: &Shape) -> D {
     D::Minus(shape.rank() - dim)
 }
 
-pub(crate) fn unsupported_dtype(dtype: candle_core::DType, op: &'static str) -> Error {
+/// What is computed in, of elements of this dtype, and losses come in.
+pub(crate) fn computed_in(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
+pub(crate) fn unsupported_dtype(dtype: DType, op: &'static str) -> Error {
     Error::UnsupportedDTypeForOp(dtype, op)
         .context(format!("{op}: dtype {dtype:?} is not one of f16, bf16, f32 and f64, convert with to_dtype first"))
 }

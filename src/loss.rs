@@ -3,10 +3,10 @@
 //! The logits are read once forward; backward reads them once more and writes the gradient. Both run on the CPU and on
 //! CUDA, and take f16, bf16, f32 and f64 logits with any strides.
 
-use crate::lines::storage_address;
+use crate::lines::{computed_in, storage_address};
 use crate::loss_of_lines::LossOfLines;
 use crate::op::{check_dtype, normal_numbers};
-use crate::statistics::{check_gradient_of_lines, computed_in, Classes, Ignored, LineStatistics};
+use crate::statistics::{check_gradient_of_lines, Classes, Ignored, LineStatistics};
 use candle_core::{DType, Error, Result, Tensor};
 
 /// What becomes of the losses of the targets.

@@ -1,7 +1,9 @@
 //! The one op behind every function and unit struct here: softmax or log-softmax, forward and backward.
 
 use crate::cpu;
-use crate::lines::{check_gradient, contiguous_range, from_end, resolve_dim, unsupported_dtype, Contiguous, Lines};
+use crate::lines::{
+    check_gradient, computed_in, contiguous_range, from_end, resolve_dim, unsupported_dtype, Contiguous, Lines,
+};
 use candle_core::backend::BackendStorage;
 use candle_core::{
     CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Error, InplaceOp1, InplaceOp2, Layout, MetalStorage, Result,
@@ -301,7 +303,7 @@ impl CustomOp2 for SoftmaxBackward {
         let dim = resolve_dim(self.dim, y.shape(), Self::NAME)?;
         check_gradient(Self::NAME, y.shape(), y.device().location())?;
         let dtype = y.dtype();
-        let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let wide = computed_in(dtype);
         let (y, g, h) = (y.to_dtype(wide)?, g.to_dtype(wide)?, h.to_dtype(wide)?);
         let (y_grad, g_grad) = match self.output {
             Output::Probability => {

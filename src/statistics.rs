@@ -2,7 +2,7 @@
 //! that writes the gradient in one pass.
 
 use crate::cpu;
-use crate::lines::{check_gradient, contiguous_range, resolve_dim, unsupported_dtype, Contiguous, Lines};
+use crate::lines::{check_gradient, computed_in, contiguous_range, resolve_dim, unsupported_dtype, Contiguous, Lines};
 #[cfg(not(feature = "cuda"))]
 use crate::op::no_cuda;
 use crate::op::{check_dtype, on_cpu};
@@ -32,14 +32,6 @@ pub(crate) const MAX: usize = 5;
 pub(crate) const LOG_SUM: usize = 6;
 /// … and Σ weight over the classes, where [`SMOOTH`] is asked for.
 pub(crate) const SUM_OF_WEIGHTS: usize = 7;
-
-/// What losses are computed in, and come in.
-pub(crate) fn computed_in(dtype: DType) -> DType {
-    match dtype {
-        DType::F64 => DType::F64,
-        _ => DType::F32,
-    }
-}
 
 /// The same shape with 1 for the dimension that is reduced.
 fn reduced(shape: &Shape, dim: usize) -> Shape {

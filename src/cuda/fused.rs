@@ -5,7 +5,7 @@ use super::plan::{self, FusedBiasPlan, FusedKind, FusedLines, Kernel, Plan};
 use super::sums::sum_over;
 use super::{alignment, by_dtype, functions};
 use crate::fused::{Around, Axis, Geometry, Gradients, MaskedRows, Operand, Options, Wanted};
-use crate::lines::unsupported_dtype;
+use crate::lines::{computed_in, unsupported_dtype};
 use crate::op::Output;
 use crate::sums::{Steps, SumOver};
 use candle_core::backend::BackendStorage;
@@ -277,14 +277,6 @@ fn backward_of_bias(
         by_dtype!(NAME, dtype, launch_of_bias(options, geometry, out, device, tensors, plan, &of, sums))?;
     }
     sum_over(sums, &SumOver::new(&[plan.parts, sum.sums()], &[1, sum.sums()]))
-}
-
-fn computed_in(dtype: DType) -> DType {
-    if dtype == DType::F64 {
-        DType::F64
-    } else {
-        DType::F32
-    }
 }
 
 /// Of bias, mask and sinks, to be read until the guards are dropped.

@@ -107,14 +107,7 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
     let backward = kind.backward;
     let units = tile_units(lines, size);
     // Threads that share a line where each of them has up to so many units.
-    let threads_of = |most: usize| {
-        let threads = units.div_ceil(most).max(1);
-        if threads <= WARP {
-            threads.next_power_of_two()
-        } else {
-            threads.next_multiple_of(WARP)
-        }
-    };
+    let threads_of = |most: usize| threads_for(units, most);
     let lines_of_block = |threads: usize| if threads <= WARP { WARP_BLOCK / threads } else { 1 };
     let logits = if kind.capped { Held::CappedLogits } else { Held::Logits };
     let half_on_hopper = size == 2 && device.compute_capability >= 90;
@@ -183,12 +176,27 @@ pub(super) fn scores_count(backward: bool, size: usize) -> Option<(usize, usize)
 
 /// Part of a warp for each line, or a block where that is not enough, of threads that hold `count` elements of it.
 fn warp_or_block(lines: Lines, (count, most_threads): (usize, usize), backward: bool, of: FusedLines) -> Option<Plan> {
-    let threads = lines.len.div_ceil(count);
-    let (kernel, grid, block, shift) = if threads <= WARP {
-        let shift = threads.next_power_of_two().ilog2();
-        (Kernel::FusedWarp { backward, lines: of }, lines.count().div_ceil(WARP_BLOCK >> shift), WARP_BLOCK, shift)
+    let kernels = [Kernel::FusedWarp { backward, lines: of }, Kernel::FusedBlock { backward, lines: of }];
+    in_groups(threads_for(lines.len, count), most_threads, lines.count(), kernels)
+}
+
+/// The threads that share so many elements of a line, or units of them, if each holds up to `most`: part of a warp, or whole ones.
+fn threads_for(elements: usize, most: usize) -> usize {
+    let threads = elements.div_ceil(most).max(1);
+    if threads <= WARP {
+        threads.next_power_of_two()
     } else {
-        (Kernel::FusedBlock { backward, lines: of }, lines.count(), threads.next_multiple_of(WARP), 0)
+        threads.next_multiple_of(WARP)
+    }
+}
+
+/// So many groups of threads, by the first kernel if a group is no more than a warp, and by the other one if it is a block.
+fn in_groups(threads: usize, most_threads: usize, groups: usize, [in_warps, blocks]: [Kernel; 2]) -> Option<Plan> {
+    let (kernel, grid, block, shift) = if threads <= WARP {
+        let shift = threads.ilog2();
+        (in_warps, groups.div_ceil(WARP_BLOCK >> shift), WARP_BLOCK, shift)
+    } else {
+        (blocks, groups, threads, 0)
     };
     (threads <= most_threads && grid <= MAX_GRID).then(|| Plan { parameter: shift as i32, ..plan(kernel, grid, block) })
 }
@@ -264,9 +272,7 @@ pub(crate) fn fused_bias(
         return None;
     }
     let (count, most_threads) = fused_bias_count(size);
-    let threads = lines.len.div_ceil(count);
-    let in_warp = threads <= WARP;
-    let threads = if in_warp { threads.next_power_of_two() } else { threads.next_multiple_of(WARP) };
+    let threads = threads_for(lines.len, count);
     // As many one after the other as leave the device full; where that is none, (32, 8, 32, 32) takes 12 for 10 µs.
     let filling = lines.count().saturating_mul(threads) / (RESIDENT * device.multiprocessors);
     if filling < 2 && summed > 2 {
@@ -275,18 +281,9 @@ pub(crate) fn fused_bias(
     let parts = summed.div_ceil(filling.clamp(2, MOST_SUMMED));
     let lines_of_part = summed.div_ceil(parts);
     let parts = summed.div_ceil(lines_of_part);
-    let groups = of.sums() * parts;
-    let (kernel, grid, block, shift) = if in_warp {
-        let shift = threads.ilog2();
-        (Kernel::FusedBiasWarp, groups.div_ceil(WARP_BLOCK >> shift), WARP_BLOCK, shift)
-    } else {
-        (Kernel::FusedBiasBlock, groups, threads, 0)
-    };
-    (threads <= most_threads && grid <= MAX_GRID).then(|| FusedBiasPlan {
-        plan: Plan { parameter: shift as i32, ..plan(kernel, grid, block) },
-        lines_of_part,
-        parts,
-    })
+    let kernels = [Kernel::FusedBiasWarp, Kernel::FusedBiasBlock];
+    let plan = in_groups(threads, most_threads, of.sums() * parts, kernels)?;
+    Some(FusedBiasPlan { plan, lines_of_part, parts })
 }
 
 /// Elements of a thread in a fused cluster.
