@@ -78,6 +78,13 @@ struct Addresses {
     sinks_gradient: u64,
 }
 
+impl Addresses {
+    /// What the addresses of all contiguous tensors are multiples of.
+    fn common_alignment(&self) -> usize {
+        alignment(self.scores | self.gradient | self.result | self.logits_gradient)
+    }
+}
+
 /// What a kernel is given: `Fused` of `kernels/fused.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -168,6 +175,19 @@ impl Narrow for f64 {
     }
 }
 
+/// A call of the builder, of which a plan says how it is launched.
+#[derive(Clone, Copy)]
+struct Task<'a> {
+    options: &'a Options,
+    geometry: &'a Geometry,
+    device: &'a CudaDevice,
+    /// Of the scores, and of bias and sinks
+    dtype: DType,
+    /// Of the result, and of its gradient
+    out: DType,
+    tensors: Addresses,
+}
+
 /// The result along the lines of `scores`, in a new storage.
 pub(crate) fn forward(
     options: &Options,
@@ -186,7 +206,7 @@ pub(crate) fn forward(
     {
         let (result_at, _result_written) = address_mut(&mut result, 0, count, &stream)?;
         let tensors = Addresses { scores: scores_at, result: result_at, ..beside };
-        run(options, geometry, scores.storage.dtype(), out, device, tensors)?;
+        Task { options, geometry, device, dtype: scores.storage.dtype(), out, tensors }.run()?;
     }
     Ok(result)
 }
@@ -203,7 +223,8 @@ pub(crate) fn forward_inplace(
     let stream = device.cuda_stream();
     let (at, _written) = address_mut(scores, start, geometry.lines.elem_count(), &stream)?;
     let (beside, _beside_read) = addresses(geometry, around, &stream)?;
-    run(options, geometry, dtype, dtype, &device, Addresses { scores: at, result: at, ..beside })
+    let tensors = Addresses { scores: at, result: at, ..beside };
+    Task { options, geometry, device: &device, dtype, out: dtype, tensors }.run()
 }
 
 /// Those of the gradients that are wanted, given the `gradient` of the result.
@@ -230,53 +251,17 @@ pub(crate) fn backward(
         let (result, _result_written) = optional_mut(&mut of_scores, count, &stream)?;
         let (sinks_gradient, _sinks_written) = optional_mut(&mut of_sinks, lines.count(), &stream)?;
         let tensors = Addresses { scores, gradient, result, sinks_gradient, ..beside };
+        let task = Task { options, geometry, device, dtype, out, tensors };
         match &wanted.bias {
-            Some(sum) => Some(backward_of_bias(options, geometry, dtype, out, device, tensors, sum)?),
+            Some(sum) => Some(task.run_with_bias(sum)?),
             None => {
-                run(options, geometry, dtype, out, device, tensors)?;
+                task.run()?;
                 None
             }
         }
     };
     let sinks = of_sinks.zip(wanted.sinks.as_ref()).map(|(terms, sum)| sum_over(terms, sum)).transpose()?;
     Ok(Gradients { scores: of_scores, bias, sinks })
-}
-
-/// The same, and returns the bias': by a kernel that adds up the logits', or by one that writes them all.
-fn backward_of_bias(
-    options: &Options,
-    geometry: &Geometry,
-    dtype: DType,
-    out: DType,
-    device: &CudaDevice,
-    tensors: Addresses,
-    sum: &SumOver,
-) -> Result<CudaStorage> {
-    let (stream, lines) = (device.cuda_stream(), geometry.lines);
-    let kind = kind(options, geometry, dtype, out, tensors);
-    let facts = functions::facts(device)?;
-    let by_lines = sum.of_lines(lines.len).filter(|of| of.kept.len().max(of.summed.len()) <= MAX_AXES);
-    let plan = by_lines.and_then(|of| {
-        let plan = plan::fused_bias(lines, &of, kind, dtype.size_in_bytes(), facts)?;
-        Some((plan, of))
-    });
-    let Some((plan, of)) = plan else {
-        // SAFETY: the kernel writes every element.
-        let mut logits = unsafe { alloc(device, computed_in(dtype), lines.elem_count())? };
-        {
-            let (logits_gradient, _written) = address_mut(&mut logits, 0, lines.elem_count(), &stream)?;
-            run(options, geometry, dtype, out, device, Addresses { logits_gradient, ..tensors })?;
-        }
-        return sum_over(logits, sum);
-    };
-    let count = plan.parts * sum.sums();
-    // SAFETY: the kernel writes every sum of every part.
-    let mut sums = unsafe { alloc(device, computed_in(dtype), count)? };
-    {
-        let (sums, _written) = address_mut(&mut sums, 0, count, &stream)?;
-        by_dtype!(NAME, dtype, launch_of_bias(options, geometry, out, device, tensors, plan, &of, sums))?;
-    }
-    sum_over(sums, &SumOver::new(&[plan.parts, sum.sums()], &[1, sum.sums()]))
 }
 
 /// Of bias, mask and sinks, to be read until the guards are dropped.
@@ -295,87 +280,253 @@ fn addresses<'a>(
     Ok((Addresses { bias, mask, sinks, ..Default::default() }, [bias_read, mask_read, sinks_read]))
 }
 
-/// What of a call a plan depends on. Forward, there is no gradient.
-fn kind(options: &Options, geometry: &Geometry, dtype: DType, out: DType, tensors: Addresses) -> FusedKind {
-    let Addresses { bias, mask, .. } = tensors;
-    let backward = tensors.gradient != 0;
-    // Elements are multiplied by a number above 0, whose product with log2 e is one, too, or they are masked, …
-    let scale = options.scale as f32;
-    let scaled = bias == 0 && options.softcap.is_none() && scale > 0.0 && scale < 1e30;
-    // … and what else the kernels that hold scores take.
-    let whole = whole_packs(geometry, dtype.size_in_bytes(), tensors);
-    let scores = match (backward, whole) {
-        (false, true) => mask == 0,
-        (false, false) => out == dtype,
-        (true, _) => {
-            out == dtype && options.output == Output::Probability && tensors.result != 0 && tensors.logits_gradient == 0
+impl<'a> Task<'a> {
+    fn run(&self) -> Result<()> {
+        let facts = functions::facts(self.device)?;
+        let plan = plan::fused(self.geometry.lines, self.kind(), self.dtype.size_in_bytes(), facts);
+        by_dtype!(NAME, self.dtype, launch(self, plan))
+    }
+
+    /// Runs a backward pass, and returns the gradient of the bias: by a kernel that adds up the logits', or by one that writes them all.
+    fn run_with_bias(&self, sum: &SumOver) -> Result<CudaStorage> {
+        let &Self { device, dtype, tensors, .. } = self;
+        let (stream, lines) = (device.cuda_stream(), self.geometry.lines);
+        let facts = functions::facts(device)?;
+        let by_lines = sum.of_lines(lines.len).filter(|of| of.kept.len().max(of.summed.len()) <= MAX_AXES);
+        let plan = by_lines.and_then(|of| {
+            let plan = plan::fused_bias(lines, &of, self.kind(), dtype.size_in_bytes(), facts)?;
+            Some((plan, of))
+        });
+        let Some((plan, of)) = plan else {
+            // SAFETY: the kernel writes every element.
+            let mut logits = unsafe { alloc(device, computed_in(dtype), lines.elem_count())? };
+            {
+                let (logits_gradient, _written) = address_mut(&mut logits, 0, lines.elem_count(), &stream)?;
+                Self { tensors: Addresses { logits_gradient, ..tensors }, ..*self }.run()?;
+            }
+            return sum_over(logits, sum);
+        };
+        let count = plan.parts * sum.sums();
+        // SAFETY: the kernel writes every sum of every part.
+        let mut sums = unsafe { alloc(device, computed_in(dtype), count)? };
+        {
+            let (sums, _written) = address_mut(&mut sums, 0, count, &stream)?;
+            by_dtype!(NAME, dtype, launch_of_bias(self, plan, &of, sums))?;
         }
-    };
-    let scale_alone = bias == 0
-        && mask == 0
-        && options.softcap.is_none()
-        && options.dropout.is_none()
-        && out == dtype
-        && tensors.logits_gradient == 0;
-    FusedKind {
-        backward,
-        whole,
-        alignment: common_alignment(tensors),
-        scale_alone,
-        queries: options.window.map_or(0, |window| window.queries),
-        scores: scaled && scores,
-        capped: options.softcap.is_some(),
-        masked_alike: if mask != 0 && geometry.mask_step > 0 { masked_alike(geometry) } else { 0 },
-        tiles: known_to_tiles(options, dtype, out, tensors),
-        narrow: is_narrow(options, geometry),
+        sum_over(sums, &SumOver::new(&[plan.parts, sum.sums()], &[1, sum.sums()]))
+    }
+
+    /// What of it a plan depends on.
+    fn kind(&self) -> FusedKind {
+        let &Self { options, geometry, dtype, out, tensors, .. } = self;
+        let Addresses { bias, mask, .. } = tensors;
+        let backward = self.is_backward();
+        // Elements are multiplied by a number above 0, whose product with log2 e is one, too, or they are masked, …
+        let scale = options.scale as f32;
+        let scaled = bias == 0 && options.softcap.is_none() && scale > 0.0 && scale < 1e30;
+        // … and what else the kernels that hold scores take.
+        let whole = self.has_whole_packs();
+        let scores = match (backward, whole) {
+            (false, true) => mask == 0,
+            (false, false) => out == dtype,
+            (true, _) => {
+                out == dtype
+                    && options.output == Output::Probability
+                    && tensors.result != 0
+                    && tensors.logits_gradient == 0
+            }
+        };
+        let scale_alone = bias == 0
+            && mask == 0
+            && options.softcap.is_none()
+            && options.dropout.is_none()
+            && out == dtype
+            && tensors.logits_gradient == 0;
+        FusedKind {
+            backward,
+            whole,
+            alignment: tensors.common_alignment(),
+            scale_alone,
+            queries: options.window.map_or(0, |window| window.queries),
+            scores: scaled && scores,
+            capped: options.softcap.is_some(),
+            masked_alike: if mask != 0 && geometry.mask_step > 0 { masked_alike(geometry) } else { 0 },
+            tiles: self.is_known_to_tiles(),
+            narrow: self.is_narrow(),
+        }
+    }
+
+    fn call<T: CudaElement>(&self, plan: Plan) -> Result<Call<T::Real>>
+    where
+        T::Real: Narrow,
+    {
+        let &Self { options, geometry, out, tensors, .. } = self;
+        // Those in front that move nothing but along the scores need no kernel's attention.
+        let moves_nothing = |axis: &&Axis| axis.bias == 0 && axis.mask == 0 && axis.sink == 0 && axis.query == 0;
+        let axes = &geometry.axes[geometry.axes.iter().take_while(moves_nothing).count()..];
+        if axes.len() > MAX_AXES {
+            candle_core::bail!(
+                "{NAME}: bias, mask and scores lie so differently in memory that lines have {} dimensions, and up to {MAX_AXES} \
+                 are possible: make them contiguous, or flatten dimensions that belong together",
+                axes.len()
+            )
+        }
+        if let Some(axis) = axes.iter().find(|axis| axis.size > u32::MAX as usize) {
+            candle_core::bail!("{NAME}: a dimension of {} is more than 2^32 - 1", axis.size)
+        }
+        let mut axis = [DeviceAxis::default(); MAX_AXES];
+        axis.iter_mut().zip(axes).for_each(|(to, &from)| *to = DeviceAxis::new(from));
+        let lines = geometry.lines;
+        // As far as any key is, where positions are narrow.
+        let limit = |keys: usize| keys.min(if plan.is_narrow() { NARROW - 1 } else { 1 << 60 }) as i64;
+        let moves = |at: u64, step: usize| if at == 0 { 0 } else { 1 + (step > 0) as i32 };
+        let window = options.window;
+        let by_blocks = match plan.kernel {
+            Kernel::FusedBlock { backward, lines } => !backward && lines == FusedLines::Packs,
+            Kernel::FusedTile { backward, .. } => !backward && plan.parameter == plan::WHOLE_BLOCK,
+            _ => false,
+        };
+        let sharers = self.sharers().filter(|_| by_blocks && window.is_none());
+        let cap = options.softcap.unwrap_or(0.0);
+        Ok(Call {
+            tensors,
+            lines: lines.count() as i64,
+            len: lines.len as i64,
+            inner: lines.inner as i64,
+            bias_step: geometry.bias_step as i64,
+            mask_step: geometry.mask_step as i64,
+            before: window.map_or(0, |window| limit(window.before)),
+            after: window.map_or(0, |window| limit(window.after)),
+            position: window.map_or(0, |window| lines.len as i64 - window.queries as i64),
+            scale: T::Real::narrow(options.scale),
+            cap: T::Real::narrow(cap),
+            scale_over_cap: T::Real::narrow(options.scale / cap),
+            kept_scale: T::Real::narrow(options.dropout.map_or(1.0, |dropout| dropout.kept_scale())),
+            steepness: T::Real::narrow(self.steepness().unwrap_or(0.0)),
+            threshold: options.dropout.map_or(0, |dropout| dropout.threshold << 16),
+            keys: options.dropout.map_or([[0, 0]; 7], |dropout| round_keys(dropout.seed)),
+            dtype: match out {
+                DType::F32 => 0,
+                DType::F64 => 1,
+                DType::F16 => 2,
+                DType::BF16 => 3,
+                other => return Err(unsupported_dtype(other, NAME)),
+            },
+            adds: moves(tensors.bias, geometry.bias_step),
+            masks: moves(tensors.mask, geometry.mask_step),
+            log: (options.output == Output::LogProbability) as i32,
+            window: window.is_some() as i32,
+            nan_rows: (options.masked_rows == MaskedRows::Nan) as i32,
+            axes: axes.len() as i32,
+            axis,
+            sharers: sharers.map_or_else(ExactDivisor::default, |axis| ExactDivisor::new(axis.size)),
+            apart: sharers.map_or_else(ExactDivisor::default, |axis| ExactDivisor::new(axis.line)),
+            alike: if plan.shares_mask { ExactDivisor::new(masked_alike(geometry)) } else { ExactDivisor::default() },
+        })
+    }
+
+    /// Forward, there is no gradient.
+    fn is_backward(&self) -> bool {
+        self.tensors.gradient != 0
+    }
+
+    /// Whether scores and result are of half precision.
+    fn is_half(&self) -> bool {
+        [self.dtype, self.out].iter().all(|dtype| matches!(dtype, DType::F16 | DType::BF16))
+    }
+
+    /// What scores are multiplied with to be the exponents, for base 2, that give softcap's tangents in few instructions, if these are exact enough: they
+    /// are off by up to 3e-7, and a logit by that times the cap, which results of half precision, as the scores are then, have room for.
+    fn steepness(&self) -> Option<f64> {
+        let cap = self.options.softcap.filter(|&cap| cap <= 128.0)?;
+        let steepness = 2.0 * std::f64::consts::LOG2_E * self.options.scale / cap;
+        // What is far from 1 is no normal number, or makes none of scores.
+        let usual = (1e-30..1e30).contains(&steepness.abs());
+        (self.is_half() && usual).then_some(steepness)
+    }
+
+    /// The dimension along which most lines read the same of a bias or mask, if they are not neighbours.
+    fn sharers(&self) -> Option<&'a Axis> {
+        let &Self { geometry, tensors, .. } = self;
+        let biased = tensors.bias != 0 && geometry.bias_step > 0;
+        let masked = tensors.mask != 0 && geometry.mask_step > 0;
+        let step = |axis: &Axis| if biased { axis.bias } else { axis.mask };
+        let neighbours_share = geometry.axes.last().is_none_or(|axis| step(axis) == 0);
+        if !(biased || masked) || neighbours_share {
+            return None;
+        }
+        geometry.axes.iter().filter(|axis| step(axis) == 0).max_by_key(|axis| axis.size)
+    }
+
+    /// Whether `kernels/fused_tile.cuh` has kernels for it. Results of another dtype than the scores' or, backward, their gradients are not dropped
+    /// there, and beside half precision, where gradients are held as they lie in memory, there are none. Of half precision gradients lie in words as the
+    /// scores do, and a softcap has a steepness.
+    fn is_known_to_tiles(&self) -> bool {
+        use DType::{BF16, F16, F32, F64};
+        let &Self { options, tensors, .. } = self;
+        let backward = self.is_backward();
+        let dtypes = match (self.dtype, self.out) {
+            (scores, result) if scores == result => true,
+            (F16 | BF16, F32) => !backward,
+            (F64, F32) | (F32, F16 | BF16) => !(backward && options.dropout.is_some()),
+            _ => false,
+        };
+        let in_words = !backward || tensors.scores % 4 == tensors.gradient % 4;
+        let steep = options.softcap.is_none() || self.steepness().is_some();
+        dtypes && (!matches!(self.dtype, F16 | BF16) || in_words && steep)
+    }
+
+    /// Whether 32 bits are enough for the number of a line, a step along any axis, and the positions of a window.
+    fn is_narrow(&self) -> bool {
+        let &Self { options, geometry, .. } = self;
+        let fits = |n: usize| n <= u32::MAX as usize;
+        // Elements of 8 bytes at most
+        let spans = |step: usize| fits(step.saturating_mul(8));
+        fits(geometry.lines.count())
+            && spans(geometry.bias_step)
+            && spans(geometry.mask_step)
+            && geometry.axes.iter().all(|axis| fits(axis.bias) && fits(axis.mask) && fits(axis.sink))
+            && options.window.is_none_or(|window| geometry.lines.len < NARROW && window.queries < NARROW)
+    }
+
+    /// Whether every line consists of whole packs of 16 bytes of the scores, and of as many elements of the other tensors at
+    /// addresses that allow as wide accesses.
+    fn has_whole_packs(&self) -> bool {
+        let &Self { geometry, tensors, .. } = self;
+        let size = self.dtype.size_in_bytes();
+        let pack = 16 / size;
+        // Either a value for all of a line, or its elements side by side.
+        let around = |at: u64, step: usize, size: usize, stride: fn(&Axis) -> usize| {
+            at == 0
+                || step == 0
+                || (step == 1
+                    && alignment(at) >= pack * size
+                    && geometry.axes.iter().all(|axis| stride(axis).is_multiple_of(pack)))
+        };
+        geometry.lines.inner == 1
+            && geometry.lines.len.is_multiple_of(pack)
+            && tensors.common_alignment() >= 16
+            && around(tensors.bias, geometry.bias_step, size, |axis| axis.bias)
+            && around(tensors.mask, geometry.mask_step, 1, |axis| axis.mask)
     }
 }
 
-fn run(
-    options: &Options,
-    geometry: &Geometry,
-    dtype: DType,
-    out: DType,
-    device: &CudaDevice,
-    tensors: Addresses,
-) -> Result<()> {
-    let kind = kind(options, geometry, dtype, out, tensors);
-    let plan = plan::fused(geometry.lines, kind, dtype.size_in_bytes(), functions::facts(device)?);
-    by_dtype!(NAME, dtype, launch(options, geometry, out, device, tensors, plan))
-}
-
-fn launch<T: CudaElement>(
-    options: &Options,
-    geometry: &Geometry,
-    out: DType,
-    device: &CudaDevice,
-    tensors: Addresses,
-    plan: Plan,
-) -> Result<()>
+fn launch<T: CudaElement>(task: &Task, plan: Plan) -> Result<()>
 where
     T::Real: Narrow,
 {
-    let call = call::<T>(options, geometry, out, tensors, plan)?;
+    let call = task.call::<T>(plan)?;
     // SAFETY: the addresses are of storages as large as the geometry says, checked when they were taken; a plan covers all
     // lines, and the kernels mask or stride over what lies beyond.
-    unsafe { launch::fused::<T, _>(device, call, geometry.lines, plan) }
+    unsafe { launch::fused::<T, _>(task.device, call, task.geometry.lines, plan) }
 }
 
-#[allow(clippy::too_many_arguments)]
-fn launch_of_bias<T: CudaElement>(
-    options: &Options,
-    geometry: &Geometry,
-    out: DType,
-    device: &CudaDevice,
-    tensors: Addresses,
-    FusedBiasPlan { plan, lines_of_part, parts }: FusedBiasPlan,
-    of: &SumOver,
-    sums: u64,
-) -> Result<()>
+fn launch_of_bias<T: CudaElement>(task: &Task, plan: FusedBiasPlan, of: &SumOver, sums: u64) -> Result<()>
 where
     T::Real: Narrow,
 {
-    let call = call::<T>(options, geometry, out, tensors, plan)?;
+    let FusedBiasPlan { plan, lines_of_part, parts } = plan;
+    let call = task.call::<T>(plan)?;
     let bias = BiasSums {
         sums,
         kept: LineSteps::new(&of.kept),
@@ -386,95 +537,7 @@ where
         groups: (of.sums() * parts) as u32,
     };
     // SAFETY: as above, and there is a line of sums for each of the groups, which take all lines, less than 2³².
-    unsafe { launch::fused_bias::<T, _, _>(device, call, bias, plan) }
-}
-
-fn call<T: CudaElement>(
-    options: &Options,
-    geometry: &Geometry,
-    out: DType,
-    tensors: Addresses,
-    plan: Plan,
-) -> Result<Call<T::Real>>
-where
-    T::Real: Narrow,
-{
-    // Those in front that move nothing but along the scores need no kernel's attention.
-    let moves_nothing = |axis: &&Axis| axis.bias == 0 && axis.mask == 0 && axis.sink == 0 && axis.query == 0;
-    let axes = &geometry.axes[geometry.axes.iter().take_while(moves_nothing).count()..];
-    if axes.len() > MAX_AXES {
-        candle_core::bail!(
-            "{NAME}: bias, mask and scores lie so differently in memory that lines have {} dimensions, and up to {MAX_AXES} \
-             are possible: make them contiguous, or flatten dimensions that belong together",
-            axes.len()
-        )
-    }
-    if let Some(axis) = axes.iter().find(|axis| axis.size > u32::MAX as usize) {
-        candle_core::bail!("{NAME}: a dimension of {} is more than 2^32 - 1", axis.size)
-    }
-    let mut axis = [DeviceAxis::default(); MAX_AXES];
-    axis.iter_mut().zip(axes).for_each(|(to, &from)| *to = DeviceAxis::new(from));
-    let lines = geometry.lines;
-    // As far as any key is, where positions are narrow.
-    let limit = |keys: usize| keys.min(if plan.is_narrow() { NARROW - 1 } else { 1 << 60 }) as i64;
-    let moves = |at: u64, step: usize| if at == 0 { 0 } else { 1 + (step > 0) as i32 };
-    let window = options.window;
-    let by_blocks = match plan.kernel {
-        Kernel::FusedBlock { backward, lines } => !backward && lines == FusedLines::Packs,
-        Kernel::FusedTile { backward, .. } => !backward && plan.parameter == plan::WHOLE_BLOCK,
-        _ => false,
-    };
-    let sharers = sharers(geometry, tensors).filter(|_| by_blocks && window.is_none());
-    let cap = options.softcap.unwrap_or(0.0);
-    Ok(Call {
-        tensors,
-        lines: lines.count() as i64,
-        len: lines.len as i64,
-        inner: lines.inner as i64,
-        bias_step: geometry.bias_step as i64,
-        mask_step: geometry.mask_step as i64,
-        before: window.map_or(0, |window| limit(window.before)),
-        after: window.map_or(0, |window| limit(window.after)),
-        position: window.map_or(0, |window| lines.len as i64 - window.queries as i64),
-        scale: T::Real::narrow(options.scale),
-        cap: T::Real::narrow(cap),
-        scale_over_cap: T::Real::narrow(options.scale / cap),
-        kept_scale: T::Real::narrow(options.dropout.map_or(1.0, |dropout| dropout.kept_scale())),
-        steepness: T::Real::narrow(steepness(options, size_of::<T>() == 2 && is_half(out)).unwrap_or(0.0)),
-        threshold: options.dropout.map_or(0, |dropout| dropout.threshold << 16),
-        keys: options.dropout.map_or([[0, 0]; 7], |dropout| round_keys(dropout.seed)),
-        dtype: match out {
-            DType::F32 => 0,
-            DType::F64 => 1,
-            DType::F16 => 2,
-            DType::BF16 => 3,
-            other => return Err(unsupported_dtype(other, NAME)),
-        },
-        adds: moves(tensors.bias, geometry.bias_step),
-        masks: moves(tensors.mask, geometry.mask_step),
-        log: (options.output == Output::LogProbability) as i32,
-        window: window.is_some() as i32,
-        nan_rows: (options.masked_rows == MaskedRows::Nan) as i32,
-        axes: axes.len() as i32,
-        axis,
-        sharers: sharers.map_or_else(ExactDivisor::default, |axis| ExactDivisor::new(axis.size)),
-        apart: sharers.map_or_else(ExactDivisor::default, |axis| ExactDivisor::new(axis.line)),
-        alike: if plan.shares_mask { ExactDivisor::new(masked_alike(geometry)) } else { ExactDivisor::default() },
-    })
-}
-
-/// What scores are multiplied with to be the exponents, for base 2, that give softcap's tangents in few instructions, if these are exact enough: they are
-/// off by up to 3e-7, and a logit by that times the cap, which results of half precision, as the scores are then, have room for.
-fn steepness(options: &Options, half: bool) -> Option<f64> {
-    let cap = options.softcap.filter(|&cap| cap <= 128.0)?;
-    let steepness = 2.0 * std::f64::consts::LOG2_E * options.scale / cap;
-    // What is far from 1 is no normal number, or makes none of scores.
-    let usual = (1e-30..1e30).contains(&steepness.abs());
-    (half && usual).then_some(steepness)
-}
-
-fn is_half(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16)
+    unsafe { launch::fused_bias::<T, _, _>(task.device, call, bias, plan) }
 }
 
 /// How many neighbouring lines have the same mask of an element for each key: one where these are no neighbours in memory.
@@ -485,35 +548,6 @@ fn masked_alike(geometry: &Geometry) -> usize {
     geometry.axes.iter().rev().take_while(|axis| axis.mask == 0).map(|axis| axis.size).product()
 }
 
-/// The dimension along which most lines read the same of a bias or mask, if they are not neighbours.
-fn sharers(geometry: &Geometry, tensors: Addresses) -> Option<&Axis> {
-    let biased = tensors.bias != 0 && geometry.bias_step > 0;
-    let masked = tensors.mask != 0 && geometry.mask_step > 0;
-    let step = |axis: &Axis| if biased { axis.bias } else { axis.mask };
-    let neighbours_share = geometry.axes.last().is_none_or(|axis| step(axis) == 0);
-    if !(biased || masked) || neighbours_share {
-        return None;
-    }
-    geometry.axes.iter().filter(|axis| step(axis) == 0).max_by_key(|axis| axis.size)
-}
-
-/// Whether `kernels/fused_tile.cuh` has kernels for this call. Results of another dtype than the scores' or, backward, their gradients are not dropped
-/// there, and beside half precision, where gradients are held as they lie in memory, there are none. Of half precision gradients lie in words as the
-/// scores do, and a softcap has a steepness.
-fn known_to_tiles(options: &Options, scores: DType, result: DType, tensors: Addresses) -> bool {
-    use DType::{BF16, F16, F32, F64};
-    let backward = tensors.gradient != 0;
-    let dtypes = match (scores, result) {
-        _ if scores == result => true,
-        (F16 | BF16, F32) => !backward,
-        (F64, F32) | (F32, F16 | BF16) => !(backward && options.dropout.is_some()),
-        _ => false,
-    };
-    let in_words = !backward || tensors.scores % 4 == tensors.gradient % 4;
-    let steep = options.softcap.is_none() || steepness(options, is_half(scores) && is_half(result)).is_some();
-    dtypes && (!is_half(scores) || in_words && steep)
-}
-
 /// The keys of Philox's rounds.
 fn round_keys(seed: u64) -> [[u32; 2]; 7] {
     let key = [seed as u32, (seed >> 32) as u32];
@@ -521,43 +555,6 @@ fn round_keys(seed: u64) -> [[u32; 2]; 7] {
         let times = |step: u32| step.wrapping_mul(round as u32);
         [key[0].wrapping_add(times(0x9E37_79B9)), key[1].wrapping_add(times(0xBB67_AE85))]
     })
-}
-
-/// Whether 32 bits are enough for the number of a line, a step along any axis, and the positions of a window.
-fn is_narrow(options: &Options, geometry: &Geometry) -> bool {
-    let fits = |n: usize| n <= u32::MAX as usize;
-    // Elements of 8 bytes at most
-    let spans = |step: usize| fits(step.saturating_mul(8));
-    fits(geometry.lines.count())
-        && spans(geometry.bias_step)
-        && spans(geometry.mask_step)
-        && geometry.axes.iter().all(|axis| fits(axis.bias) && fits(axis.mask) && fits(axis.sink))
-        && options.window.is_none_or(|window| geometry.lines.len < NARROW && window.queries < NARROW)
-}
-
-/// Whether every line consists of whole packs of 16 bytes of the scores, and of as many elements of the other tensors at
-/// addresses that allow as wide accesses.
-fn whole_packs(geometry: &Geometry, size: usize, tensors: Addresses) -> bool {
-    let pack = 16 / size;
-    // Either a value for all of a line, or its elements side by side.
-    let around = |at: u64, step: usize, size: usize, stride: fn(&Axis) -> usize| {
-        at == 0
-            || step == 0
-            || (step == 1
-                && alignment(at) >= pack * size
-                && geometry.axes.iter().all(|axis| stride(axis).is_multiple_of(pack)))
-    };
-    geometry.lines.inner == 1
-        && geometry.lines.len.is_multiple_of(pack)
-        && common_alignment(tensors) >= 16
-        && around(tensors.bias, geometry.bias_step, size, |axis| axis.bias)
-        && around(tensors.mask, geometry.mask_step, 1, |axis| axis.mask)
-}
-
-/// What the addresses of all contiguous tensors are multiples of.
-fn common_alignment(tensors: Addresses) -> usize {
-    let contiguous = [tensors.scores, tensors.gradient, tensors.result, tensors.logits_gradient];
-    alignment(contiguous.into_iter().fold(0, |all, at| all | at))
 }
 
 /// A new storage of a dtype.
