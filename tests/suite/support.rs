@@ -136,12 +136,27 @@ fn bf16_of(x: f64) -> bf16 {
     round_to(x, bf16::from_f32)
 }
 
+/// A number as a tensor of such a dtype has it.
+pub fn rounded(x: f64, dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => f64::from(x as f32),
+        DType::F16 => f16_of(x).to_f64(),
+        DType::BF16 => bf16_of(x).to_f64(),
+        _ => x,
+    }
+}
+
 pub fn normal(count: usize, scale: f64, seed: u64) -> Vec<f64> {
     let mut rng = StdRng::seed_from_u64(seed);
     let mut uniform = || rng.random_range(f64::MIN_POSITIVE..1.0);
     // Box and Muller
-    let mut one = || (-2.0 * uniform().ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos();
-    (0..count).map(|_| one() * scale).collect()
+    let mut two = || {
+        let (radius, angle) = ((-2.0 * uniform().ln()).sqrt() * scale, std::f64::consts::TAU * uniform());
+        [radius * angle.cos(), radius * angle.sin()]
+    };
+    let mut numbers: Vec<f64> = (0..count.div_ceil(2)).flat_map(|_| two()).collect();
+    numbers.truncate(count);
+    numbers
 }
 
 /// A line's softmax in f64 with compensated sums: (p, log p, x − max) of each element.
@@ -156,7 +171,8 @@ pub fn reference(line: &[f64]) -> impl Iterator<Item = (f64, f64, f64)> + '_ {
         sum = total;
     }
     let sum = sum + carry;
-    line.iter().map(move |&x| ((x - max).exp() / sum, x - max - sum.ln(), x - max))
+    let log_sum = sum.ln();
+    line.iter().map(move |&x| ((x - max).exp() / sum, x - max - log_sum, x - max))
 }
 
 /// Fails unless `found` keeps the bounds for an exact value.
