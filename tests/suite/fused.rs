@@ -2,7 +2,8 @@
 
 use crate::shapes::{assert_near, random};
 use crate::support::{
-    begin_low, devices, far_from_each_other, gpu_for, normal, pool, rounded, tensor, values, within_cap, DTYPES,
+    begin_low, config, devices, far_from_each_other, gpu_for, normal, pool, rounded, sum, tensor, values, within_cap,
+    DTYPES,
 };
 use candle_core::{DType, Device, Module, Result, Tensor, Var, D};
 use candle_softmax::{ops, testing, MaskedRows, Softmax};
@@ -204,7 +205,7 @@ fn reference(case: &Case, weights: &[f64], device: &Device) -> Result<Reference>
         let max = z.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
         let empty = max == f64::NEG_INFINITY && !z.iter().chain(&sink).any(|z| z.is_nan());
         let exps: Vec<f64> = z.iter().map(|z| (z - max).exp()).collect();
-        let sum = exps.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - max).exp());
+        let sum = sum(exps.iter().copied().chain(sink.map(|sink| (sink - max).exp())));
         let log_sum = sum.ln();
         let takes_part = |j: &usize| z[*j] != f64::NEG_INFINITY;
         let largest = (0..len).filter(takes_part).map(|j| size[j]).chain(sink.map(f64::abs)).fold(0.0, f64::max);
@@ -1410,7 +1411,7 @@ fn case(drawn: &Drawn) -> Result<Case> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: if within_cap(1_000_000) { 400 } else { 40 }, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config(400))]
 
     #[test]
     fn any_combination(drawn in drawn()) {

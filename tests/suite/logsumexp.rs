@@ -1,6 +1,6 @@
 //! Log-sum-exp against an f64 reference, and its gradient.
 
-use crate::support::{check_gradient, devices, gpu_for, half_unit, normal, tensor, values, within_cap, DTYPES};
+use crate::support::{check_gradient, devices, gpu_for, half_unit, normal, sum, tensor, values, within_cap, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var, D};
 use candle_softmax::ops;
 
@@ -14,7 +14,7 @@ fn reference(line: &[f64]) -> f64 {
     } else if max.is_infinite() {
         max
     } else {
-        max + line.iter().map(|x| (x - max).exp()).sum::<f64>().ln()
+        max + sum(line.iter().map(|x| (x - max).exp())).ln()
     }
 }
 

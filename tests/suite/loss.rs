@@ -1,6 +1,6 @@
 //! Cross-entropy against the formula in f64, against candle-nn's, and against finite differences.
 
-use crate::support::{check_gradient, devices, gpu_for, half_unit, normal, tensor, values, within_cap, DTYPES};
+use crate::support::{check_gradient, devices, gpu_for, half_unit, normal, sum, tensor, values, within_cap, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_softmax::loss::{self, CrossEntropy, Reduction};
 
@@ -68,7 +68,7 @@ impl Case {
         for (line, &target) in self.targets.iter().enumerate().filter(|(_, t)| kept(t)) {
             let at = |j: usize| line / inner * classes * inner + j * inner + line % inner;
             let max = (0..classes).map(|j| logits[at(j)]).fold(f64::NEG_INFINITY, f64::max);
-            let log_sum = (0..classes).map(|j| (logits[at(j)] - max).exp()).sum::<f64>().ln();
+            let log_sum = sum((0..classes).map(|j| (logits[at(j)] - max).exp())).ln();
             let log_p = |j: usize| logits[at(j)] - max - log_sum;
             let lse = max + log_sum;
             let t = target as usize;

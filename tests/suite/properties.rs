@@ -1,6 +1,8 @@
 //! Random shapes, dimensions, layouts and values, drawn so that they fall on all sides of where kernels and CPU paths change.
 
-use crate::support::{check, check_result, devices, gpu, gpu_for, normal, tensor, values, within_cap, Op, DTYPES};
+use crate::support::{
+    check, check_result, config, devices, gpu, gpu_for, normal, tensor, values, within_cap, Op, DTYPES,
+};
 use crate::{gradients, logsumexp, loss, topk};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_softmax::{loss::Reduction, ops};
@@ -230,15 +232,9 @@ fn kinds() -> impl Strategy<Value = Values> {
     prop::sample::select([&normals[..], &[Values::Extreme, Values::Rising]].concat())
 }
 
-fn config() -> ProptestConfig {
-    // Fewer where everything is slow, and where the suite runs once more
-    let once_more = std::env::var_os("CANDLE_SOFTMAX_CPU").is_some();
-    let cases = if within_cap(1_000_000) && !once_more { 150 } else { 40 };
-    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
-}
-
 proptest! {
-    #![proptest_config(config())]
+    // Fewer where the suite runs once more
+    #![proptest_config(config(if std::env::var_os("CANDLE_SOFTMAX_CPU").is_some() { 40 } else { 150 }))]
 
     #[test]
     fn any_tensor((shape, dim) in shape_and_dim(), view in views(), kind in kinds(), dtype in prop::sample::select(DTYPES.to_vec()),

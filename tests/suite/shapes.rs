@@ -2,7 +2,7 @@
 //! on how many lines there are for its multiprocessors, too.
 
 use crate::fused::Case;
-use crate::support::{devices, drawing, within_cap, DTYPES};
+use crate::support::{config, devices, drawing, within_cap, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_softmax::{loss::CrossEntropy, ops, testing};
 use proptest::prelude::*;
@@ -230,7 +230,7 @@ fn check_around(shape: [usize; 3], skipped: usize, around: Around, dtype: DType,
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, max_shrink_iters: 100, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { max_shrink_iters: 100, ..config(60) })]
 
     #[test]
     fn softmax(shape in shape(), skipped in prop_oneof![Just(0usize), 0usize..9], dtype in prop::sample::select(DTYPES.to_vec())) {

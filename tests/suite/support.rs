@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, D};
 use candle_softmax::testing::{gpu_count, say_skipped};
 use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
 use half::{bf16, f16};
+use proptest::test_runner::Config as ProptestConfig;
 use rand::{rngs::StdRng, Rng, SeedableRng};
 use std::sync::{Once, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
@@ -58,6 +59,13 @@ pub fn pool(threads: usize) -> rayon::ThreadPool {
 pub fn within_cap(elements: usize) -> bool {
     let cap = std::env::var("CANDLE_SOFTMAX_TEST_CAP").ok().and_then(|cap| cap.parse().ok());
     cap.is_none_or(|cap: usize| elements <= cap)
+}
+
+/// For a property of which so many cases are drawn: fewer where all is slow, and as many times as many as `CANDLE_SOFTMAX_TEST_CASES` says.
+pub fn config(cases: u32) -> ProptestConfig {
+    let times = std::env::var("CANDLE_SOFTMAX_TEST_CASES").ok().and_then(|times| times.parse().ok());
+    let cases = if within_cap(200_000) { cases } else { cases.min(40) };
+    ProptestConfig { cases: cases * times.unwrap_or(1), failure_persistence: None, ..ProptestConfig::default() }
 }
 
 /// Half a unit in the last place, by which a number that is stored is rounded, times itself
@@ -159,18 +167,21 @@ pub fn normal(count: usize, scale: f64, seed: u64) -> Vec<f64> {
     numbers
 }
 
-/// A line's softmax in f64 with compensated sums: (p, log p, x − max) of each element.
-pub fn reference(line: &[f64]) -> impl Iterator<Item = (f64, f64, f64)> + '_ {
-    let max = line.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+/// Σ terms, none of them below 0, compensated (Neumaier).
+pub fn sum(terms: impl IntoIterator<Item = f64>) -> f64 {
     let (mut sum, mut carry) = (0.0, 0.0);
-    for &x in line {
-        // Neumaier: terms are at most the sum's size once the first is in.
-        let term = (x - max).exp();
+    for term in terms {
         let total = sum + term;
         carry += if sum >= term { (sum - total) + term } else { (term - total) + sum };
         sum = total;
     }
-    let sum = sum + carry;
+    sum + carry
+}
+
+/// A line's softmax in f64: (p, log p, x − max) of each element.
+pub fn reference(line: &[f64]) -> impl Iterator<Item = (f64, f64, f64)> + '_ {
+    let max = line.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let sum = sum(line.iter().map(|&x| (x - max).exp()));
     let log_sum = sum.ln();
     line.iter().map(move |&x| ((x - max).exp() / sum, x - max - log_sum, x - max))
 }
