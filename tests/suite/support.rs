@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, D};
 use candle_softmax::testing::{gpu_count, say_skipped};
 use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
 use half::{bf16, f16};
-use proptest::test_runner::Config as ProptestConfig;
+use proptest::prelude::ProptestConfig;
 use rand::{rngs::StdRng, Rng, SeedableRng};
 use std::sync::{Once, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
