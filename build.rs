@@ -132,6 +132,7 @@ mod cuda {
         (90, "kernels/fused_backward_warp_scores", ALL_BUT_DOUBLE),
         (90, "kernels/fused_backward_block_scores", ALL_BUT_DOUBLE),
         (90, "kernels/hopper/fused_cluster", ALL),
+        (90, "kernels/hopper/fused_backward_bias_tile", ALL_BUT_DOUBLE),
         (75, "kernels/statistics", ALL),
         (75, "kernels/tile_statistics", ALL),
         (90, "kernels/tile_statistics", ALL_BUT_DOUBLE),

@@ -760,11 +760,12 @@ struct TileGradientUnits {
     __device__ __forceinline__ void look_again(int k) { forget(units[k]); }
 };
 
-// The gradients of the scores and what is around them. `held` becomes the gradients of the scores.
-template <typename T, int WORDS, int FEW, bool CAPPED>
+// The gradients of the scores and what is around them. `held` becomes the gradients of the scores. `of_logits` is called when it is those of
+// the logits, if these are held.
+template <typename T, int WORDS, int FEW, bool CAPPED, typename OfLogits>
 __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileLogits<T, WORDS, FEW, CAPPED>& held,
                                                typename TileLogits<T, WORDS, FEW, CAPPED>::Gradients& g, const TileGroup<Real<T>>& group,
-                                               const MaskRow& mask) {
+                                               const MaskRow& mask, OfLogits of_logits) {
     using R = Real<T>;
     const R own_max = held.load(call, at, mask);
     // What takes no part does not count, even if it is not a number.
@@ -783,10 +784,7 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
     };
     if (finite) each_gradient(Constant<true>{});
     else each_gradient(Constant<false>{});
-    if (call.logits_gradient && there) {
-        R* to = call.logits_gradient + at.scores;
-        held.each([&](int n, int j) { to[j] = held.z[n]; });
-    }
+    if (there) of_logits(held, at);
     if constexpr (CAPPED) {
         held.each_few_scores([&](int few, const auto& scores) {
 #pragma unroll
@@ -799,10 +797,10 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
         held.results([&](R z) { return z * call.scale; });
     }
 }
-template <typename T, int WORDS, int FEW>
+template <typename T, int WORDS, int FEW, typename OfLogits>
 __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileScores<T, WORDS, FEW, false>& held,
                                                typename TileScores<T, WORDS, FEW, false>::Gradients& g, const TileGroup<Real<T>>& group,
-                                               const MaskRow& mask) {
+                                               const MaskRow& mask, OfLogits) {
     using R = Real<T>;
     const R own_max = held.load(call, at, mask);
     WeighedLine<R> line;
@@ -837,7 +835,60 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
     });
 }
 
-// The same in tiles: moves what fused_backward_lines moves. Shared memory: two tiles with their margins, of scores and of the
+// What the gradients of some lines are made of, in shared memory.
+template <typename T>
+struct TilesOfLines {
+    Tile<T> scores, gradient;  // of the result; none where that has not the scores' dtype
+    int64_t start;             // of the scores' elements
+
+    // The lines from one on, so many of `most`.
+    __device__ __forceinline__ TilesOfLines(const Fused<Real<T>>& call, unsigned char* memory, int most, int64_t number, int here)
+        : scores{reinterpret_cast<T*>(memory), here * int(call.len)},
+          gradient{reinterpret_cast<T*>(memory + tile_room<T>(most * int(call.len))), call.dtype == OWN<T> ? scores.count : 0},
+          start(number * call.len) {}
+
+    // All threads call this.
+    __device__ __forceinline__ void fetch(const Fused<Real<T>>& call, ArrivalBarrier (&arrived)[2]) const {
+        const auto* from = static_cast<const T*>(call.scores);
+        const bool own_dtype = call.dtype == OWN<T>;
+        const int64_t behind = call.lines * call.len - start - scores.count;
+        scores.fetch(from + start, start, behind, arrived[0]);
+        const auto* gradients = own_dtype ? static_cast<const T*>(call.gradient) + start : from;
+        gradient.fetch(gradients, own_dtype ? start : 0, own_dtype ? behind : 0, arrived[1]);
+    }
+};
+
+// The same of the lines in such tiles, which `wait` waits for; `behind` is where a mask may be in shared memory.
+template <typename T, typename Held, typename Wait, typename OfLogits>
+__device__ __forceinline__ void gradients_of_tiles(const Fused<Real<T>>& call, const TileGroup<Real<T>>& group, int64_t number, int here,
+                                                   const TilesOfLines<T>& tiles, unsigned char* behind, Wait wait, OfLogits of_logits) {
+    const int len = static_cast<int>(call.len);
+    const T* scores = static_cast<const T*>(call.scores) + tiles.start;
+    const bool there = group.own() < here;
+    const Place at = locate<true>(call, there ? number + group.own() : 0);
+    const int offset = group.own() * len, begin = Tile<T>::before(scores) + offset;
+    Held held(tiles.scores.elements + begin, begin, len, group);
+    // There are not the registers for more than logits.
+    MaskRow mask{};
+    if constexpr (Held::ONCE) mask = shared_mask<T>(call, group, number, here, at, behind);
+    held.prepare(call, at, mask);
+    wait();
+    typename Held::Gradients g;
+    if (Held::PER_UNIT == 1 && call.dtype != OWN<T>) {
+        if constexpr (Held::PER_UNIT == 1) g.load_other(held, call.dtype, call.gradient, at.scores);
+    } else {
+        T* gradients = tiles.gradient.elements + Tile<T>::before(static_cast<const T*>(call.gradient) + tiles.start) + offset;
+        if (call.threshold) {
+            drop(call, at.line, gradients, len, group.rank(), group.size());
+            __syncthreads();
+        }
+        g.load(held, gradients);
+    }
+    tile_gradients(call, at, there, held, g, group, mask, of_logits);
+    if (call.result) store_tile(held, tiles.scores, Tile<T>::before(scores), static_cast<T*>(call.result) + tiles.start, [](T*) {});
+}
+
+// The gradients in tiles: moves what fused_backward_lines moves. Shared memory: two tiles with their margins, of scores and of the
 // result's gradient, and a mask as above.
 template <typename T, typename Held>
 __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, const TileGroup<Real<T>>& group) {
@@ -846,38 +897,16 @@ __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, 
     __shared__ ArrivalBarrier arrived[2];
     prepare(arrived);
     const int64_t number = blockIdx.x * int64_t(group.lines());
-    const int len = static_cast<int>(call.len), here = call.lines - number < group.lines() ? int(call.lines - number) : group.lines();
-    const int64_t start = number * call.len, behind = (call.lines - number - here) * call.len;
-    const T* scores = static_cast<const T*>(call.scores) + start;
-    const T* gradient = static_cast<const T*>(call.gradient) + start;
-    const bool own_dtype = call.dtype == OWN<T>;
-    const int room = tile_room<T>(group.lines() * len);
-    const Tile<T> tile{reinterpret_cast<T*>(memory), here * len};
-    const Tile<T> of_gradient{reinterpret_cast<T*>(memory + room), own_dtype ? here * len : 0};
-    tile.fetch(scores, start, behind, arrived[0]);
-    of_gradient.fetch(own_dtype ? gradient : scores, own_dtype ? start : 0, own_dtype ? behind : 0, arrived[1]);
-    const bool there = group.own() < here;
-    const Place at = locate<true>(call, there ? number + group.own() : 0);
-    const int offset = group.own() * len, begin = Tile<T>::before(scores) + offset;
-    Held held(tile.elements + begin, begin, len, group);
-    // There are not the registers for more than logits.
-    MaskRow mask{};
-    if constexpr (Held::ONCE) mask = shared_mask<T>(call, group, number, here, at, memory + 2 * room);
-    held.prepare(call, at, mask);
-    wait_for_tiles(arrived);
-    typename Held::Gradients g;
-    if (Held::PER_UNIT == 1 && !own_dtype) {
-        if constexpr (Held::PER_UNIT == 1) g.load_other(held, call.dtype, call.gradient, at.scores);
-    } else {
-        T* gradients = of_gradient.elements + Tile<T>::before(gradient) + offset;
-        if (call.threshold) {
-            drop(call, at.line, gradients, len, group.rank(), group.size());
-            __syncthreads();
-        }
-        g.load(held, gradients);
-    }
-    tile_gradients(call, at, there, held, g, group, mask);
-    if (call.result) store_tile(held, tile, Tile<T>::before(scores), static_cast<T*>(call.result) + start, [](T*) {});
+    const int here = call.lines - number < group.lines() ? int(call.lines - number) : group.lines();
+    const TilesOfLines<T> tiles(call, memory, group.lines(), number, here);
+    tiles.fetch(call, arrived);
+    unsigned char* behind = memory + 2 * tile_room<T>(group.lines() * int(call.len));
+    const auto write = [&](const auto& held, const Place& at) {
+        if (!call.logits_gradient) return;
+        R* to = call.logits_gradient + at.scores;
+        held.each([&](int n, int j) { to[j] = held.z[n]; });
+    };
+    gradients_of_tiles<T, Held>(call, group, number, here, tiles, behind, [&] { wait_for_tiles(arrived); }, write);
 }
 
 // Units of a thread, as src/cuda/plan has them, and how many of them come together. What is done once for a line takes as long as

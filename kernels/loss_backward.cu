@@ -15,14 +15,19 @@ struct LineGradient {
     bool ignored;
     R max = 0, log_sum = 0, of_p = 0, of_weight = 0, of_target = 0;
     __device__ __forceinline__ LineGradient(int64_t line, int64_t lines, int64_t len, const int64_t* targets, int64_t ignore,
-                                            const R* weights, const R* statistics, const R* gradients, bool alone)
+                                            const R* weights, const R* statistics, const void* gradients, bool alone)
         : weights(weights), target(targets[line]), ignored(ignores(ignore, target)) {
         if (ignored) return;
-        // `alone`: the gradient of the log-sum-exp is the only one.
-        const R of_log_sum_exp = gradients[alone ? line : LOG_SUM_EXP * lines + line], sum_of_weights = statistics[SUM_OF_WEIGHTS * lines + line];
-        if (!alone) {
-            of_target = gradients[LOG_P * lines + line];
-            of_weight = gradients[SMOOTH * lines + line];
+        const R sum_of_weights = statistics[SUM_OF_WEIGHTS * lines + line];
+        R of_log_sum_exp;
+        if (alone) {
+            // The gradient of the log-sum-exp is the only one, as it is of the logits' dtype.
+            of_log_sum_exp = Element<T>::read(static_cast<const T*>(gradients)[line]);
+        } else {
+            const R* of_statistics = static_cast<const R*>(gradients);
+            of_log_sum_exp = of_statistics[LOG_SUM_EXP * lines + line];
+            of_target = of_statistics[LOG_P * lines + line];
+            of_weight = of_statistics[SMOOTH * lines + line];
         }
         max = statistics[MAX * lines + line];
         log_sum = statistics[LOG_SUM * lines + line];
@@ -53,7 +58,7 @@ struct LineGradient {
 
 #define PARAMETERS(T)                                                                                                      \
     const T *x, T *dx, int64_t lines, int64_t len, int64_t inner, int64_t groups, int64_t parameter,                       \
-        const int64_t *targets, int64_t ignore, const Real<T> *weights, const Real<T> *statistics, const Real<T> *gradients, int alone
+        const int64_t *targets, int64_t ignore, const Real<T> *weights, const Real<T> *statistics, const void *gradients, int alone
 
 // A block takes a chunk of a line, `chunks` to a line: PACKS packs of 16 bytes to a thread. Packs are the gradient's; where
 // the logits' do not lie as they do, those are read by the element.

@@ -26,14 +26,19 @@ __device__ __forceinline__ void prepare(ArrivalBarrier (&arrived)[TILES]) {
     }
 #endif
 }
+// Waits until what each barrier counts has come once more than `parity` says.
+template <int TILES>
+__device__ __forceinline__ void wait_for_copies(ArrivalBarrier (&arrived)[TILES], int parity) {
+#if __CUDA_ARCH__ >= 900
+#pragma unroll
+    for (auto& barrier : arrived) barrier.wait(parity);
+#endif
+}
 // … and this before they read any of them.
 template <int TILES>
 __device__ __forceinline__ void wait_for_tiles(ArrivalBarrier (&arrived)[TILES]) {
     __syncthreads();
-#if __CUDA_ARCH__ >= 900
-#pragma unroll
-    for (auto& barrier : arrived) barrier.wait(0);
-#endif
+    wait_for_copies(arrived, 0);
 }
 
 // A run of elements in shared memory, `before` elements behind a multiple of 128 bytes as it lies in global memory: copies between

@@ -118,9 +118,8 @@ impl CustomOp1 for LogSumExp {
         let targets = Tensor::zeros(grad_res.elem_count(), DType::I64, arg.device())?;
         let classes = Classes { dim, targets, ignored: Ignored(-1), weights: None, smooth: false };
         let statistics = arg.apply_op1_no_bwd(&LineStatistics(classes.clone()))?;
-        let gradients = grad_res.to_dtype(statistics.dtype())?;
         let gradient = LossBackward { classes, only_log_sum_exp: true };
-        Ok(Some(arg.apply_op3(&statistics, &gradients, gradient)?))
+        Ok(Some(arg.apply_op3(&statistics, grad_res, gradient)?))
     }
 }
 
@@ -284,7 +283,7 @@ impl CustomOp1 for LineStatistics {
     }
 }
 
-/// The gradient of the logits from their lines' statistics and the gradients of those, or of [`LOG_SUM_EXP`] alone. It has none itself, as candle says when a
+/// The gradient of the logits from their lines' statistics and the gradients of those, or of [`LOG_SUM_EXP`] alone in the logits' dtype. It has none itself, as candle says when a
 /// second derivative is asked for, unless it is that of a log-sum-exp.
 #[derive(Clone, Debug)]
 pub(crate) struct LossBackward {
@@ -295,15 +294,14 @@ pub(crate) struct LossBackward {
 
 impl LossBackward {
     const NAME: &'static str = "cross-entropy-backward";
+}
 
-    /// How many gradients there are of each line.
-    pub fn gradients(&self) -> usize {
-        if self.only_log_sum_exp {
-            1
-        } else {
-            STATISTICS
-        }
-    }
+/// The gradients of all statistics of so many lines, of whose log-sum-exps alone there are gradients, from `start` on and of the logits' dtype.
+fn beside_zeros<T: WithDType, R: WithDType>(_: &[T], given: &CpuStorage, start: usize, lines: usize) -> Result<Vec<R>> {
+    let mut all = vec![R::from_f64(0.0); STATISTICS * lines];
+    let given = &given.as_slice::<T>()?[start..][..lines];
+    all[LOG_SUM_EXP * lines..].iter_mut().zip(given).for_each(|(to, from)| *to = R::from_f64(from.to_f64()));
+    Ok(all)
 }
 
 impl CustomOp3 for LossBackward {
@@ -333,15 +331,14 @@ impl CustomOp3 for LossBackward {
         let elements = x.start()..x.start() + lines.elem_count();
         let out = on_cpu!(Self::NAME, x.storage(), |xs| {
             let statistics = &statistics.storage().as_slice()?[statistics.start()..][..STATISTICS * lines.count()];
-            let mut gradients =
-                &gradients.storage().as_slice()?[gradients.start()..][..self.gradients() * lines.count()];
-            let beside_zeros;
-            if self.only_log_sum_exp {
-                let mut all = vec![WithDType::from_f64(0.0); statistics.len()];
-                all[LOG_SUM_EXP * lines.count()..][..lines.count()].copy_from_slice(gradients);
-                beside_zeros = all;
-                gradients = &beside_zeros;
-            }
+            let (given, start) = (gradients.storage(), gradients.start());
+            let all;
+            let gradients = if self.only_log_sum_exp {
+                all = beside_zeros(xs, given, start, lines.count())?;
+                &all
+            } else {
+                &given.as_slice()?[start..][..statistics.len()]
+            };
             self.classes.on_cpu(Self::NAME, lines, |classes| {
                 cpu::loss_backward(&xs[elements], lines, statistics, gradients, classes)
             })?
@@ -396,6 +393,6 @@ impl CustomOp3 for LossBackward {
         let grad_res = wide(grad_res)?;
         let of_gradient = (wide(&ops::softmax(x, dim)?)? * &grad_res)?.sum_keepdim(dim)?;
         let of_x = (wide(res)? * grad_res.broadcast_sub(&of_gradient)?)?.to_dtype(x.dtype())?;
-        Ok((Some(of_x), None, Some(of_gradient)))
+        Ok((Some(of_x), None, Some(of_gradient.to_dtype(x.dtype())?)))
     }
 }

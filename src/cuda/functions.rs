@@ -143,6 +143,7 @@ impl Key {
             Kernel::FusedCluster => "fused_cluster".into(),
             Kernel::FusedBiasWarp => "fused_backward_bias_warp".into(),
             Kernel::FusedBiasBlock => "fused_backward_bias_block".into(),
+            Kernel::FusedBiasTile => "fused_backward_bias_tile".into(),
             Kernel::FusedGroup { backward, scores, pairs } => {
                 fused("group", backward, of_scores(scores)) + of_pairs(pairs)
             }
@@ -395,6 +396,7 @@ mod tests {
                     Kernel::BackwardWarp { count: 16 },
                     Kernel::BackwardBlock { count: 16 },
                     Kernel::BackwardCluster { count: 32 },
+                    Kernel::FusedBiasTile,
                     Kernel::FusedWarp { backward: true, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                 ],
@@ -428,6 +430,7 @@ mod tests {
                     Kernel::FusedTile { backward: true, held: Held::Scores, many: false },
                     Kernel::FusedTile { backward: false, held: Held::Logits, many: true },
                     Kernel::FusedTile { backward: false, held: Held::CappedLogits, many: true },
+                    Kernel::FusedBiasTile,
                     Kernel::FusedWarp { backward: true, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                     Kernel::Column { columns: 2, rows: 16, whole },

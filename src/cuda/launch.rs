@@ -499,10 +499,16 @@ pub(super) fn statistics<T: CudaElement, O: DeviceRepr>(
 }
 
 /// The gradient of the logits `x`, given the statistics of their lines and the gradients of those or, one for each line, of the log-sum-exp alone.
+/// Gradients of the statistics of lines: all of them, or those of log-sum-exps in these' dtype, beside which the others are 0.
+pub(super) enum StatisticsGradients<'a, T: CudaElement> {
+    All(CudaView<'a, T::Real>),
+    LogSumExp(CudaView<'a, T>),
+}
+
 pub(super) fn loss_backward<T: CudaElement>(
     device: &CudaDevice,
     x: CudaView<'_, T>,
-    [statistics, gradients]: [CudaView<'_, T::Real>; 2],
+    (statistics, gradients): (CudaView<'_, T::Real>, StatisticsGradients<'_, T>),
     grad: &mut CudaViewMut<'_, T>,
     lines: Lines,
     plan: Plan,
@@ -511,8 +517,12 @@ pub(super) fn loss_backward<T: CudaElement>(
     check_lengths(lines, [x.len(), grad.len()])?;
     check_count(lines)?;
     classes.check(lines)?;
-    let alone = gradients.len() == lines.count();
-    if statistics.len() != STATISTICS * lines.count() || !(alone || gradients.len() == statistics.len()) {
+    let count = STATISTICS * lines.count();
+    let given = match &gradients {
+        StatisticsGradients::All(all) => all.len() == count,
+        StatisticsGradients::LogSumExp(alone) => alone.len() == lines.count(),
+    };
+    if statistics.len() != count || !given {
         candle_core::bail!("candle-softmax: {} numbers for the statistics of {lines:?}", statistics.len())
     }
     let stream = device.cuda_stream();
@@ -521,7 +531,10 @@ pub(super) fn loss_backward<T: CudaElement>(
     let (targets, _targets_read) = classes.targets.device_ptr(&stream);
     let weights = classes.weights.as_ref().map(|weights| weights.device_ptr(&stream));
     let (statistics, _statistics_read) = statistics.device_ptr(&stream);
-    let (gradients, _gradients_read) = gradients.device_ptr(&stream);
+    let (alone, (gradients, _gradients_read)) = match &gradients {
+        StatisticsGradients::All(all) => (false, all.device_ptr(&stream)),
+        StatisticsGradients::LogSumExp(alone) => (true, alone.device_ptr(&stream)),
+    };
     let arguments = Arguments::new()
         .push(x)
         .push(grad)

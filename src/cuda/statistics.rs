@@ -1,5 +1,6 @@
 //! Log-sum-exp, the statistics of a loss and their backward on CUDA.
 
+use super::launch::StatisticsGradients;
 use super::{alignment, by_dtype, by_dtype_computed_in, elements, functions, launch, new_storage, plan};
 use super::{CudaElement, Elements};
 use crate::lines::{contiguous_range, unsupported_dtype, Contiguous, Lines};
@@ -69,10 +70,13 @@ pub(crate) fn loss_backward(
             let (x, s, g) =
                 (Contiguous::new(name, x, layout)?, Contiguous::new(name, s.0, s.1)?, Contiguous::new(name, g.0, g.1)?);
             let x = elements::<T>(&x, lines)?;
-            let statistics = [(&s, STATISTICS), (&g, op.gradients())];
-            let [s, g] = statistics.map(|(of, each)| elements(of, one_each(lines, each)));
+            let s = elements(&s, one_each(lines, STATISTICS))?;
+            let g = match op.only_log_sum_exp {
+                true => StatisticsGradients::LogSumExp(elements(&g, one_each(lines, 1))?),
+                false => StatisticsGradients::All(elements(&g, one_each(lines, STATISTICS))?),
+            };
             let plan = plan::loss_backward(lines, facts_of(&x, device), functions::facts(device)?);
-            launch::loss_backward(device, x, [s?, g?], out, lines, plan, stored.view(&op.classes)?)
+            launch::loss_backward(device, x, (s, g), out, lines, plan, stored.view(&op.classes)?)
         })
     }
     by_dtype!(name, x.0.dtype(), run(name, lines, x, statistics, op))

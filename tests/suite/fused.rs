@@ -415,6 +415,13 @@ fn gradients_of_what_is_shared() -> Result<()> {
         [5, 2, 33, 1032],
         [19, 3, 40, 2048],
         [3, 2, 2, 8192],
+        [2, 3, 5, 77],
+        [2, 6, 11, 197],
+        [2, 1, 3, 1001],
+        [2, 1, 2, 4007],
+        [600, 3, 49, 49],
+        [150, 3, 77, 77],
+        [20, 2, 60, 1001],
     ];
     for (device, shape) in devices().iter().flat_map(|device| shapes.map(|shape| (device, shape))) {
         let count = shape.iter().product();

@@ -96,11 +96,13 @@ pub(super) const FUSED_TILE_MANY: usize = 26;
 /// [`Plan::parameter`] where a block takes one line, and no part of a warp does.
 pub(crate) const WHOLE_BLOCK: i32 = 6;
 
+/// Of tiles, as far as it depends on the length of a line: as much as a block has without asking for it.
+const MOST_TILE_BYTES: usize = 47 << 10;
+
 /// Lines of any length in tiles. In copies, f16 / f32: with a scale 871486 x 77 1.08 / 1.02, 340613 x 197 1.05 / 1.03, 115977 x 577
 /// 1.12 / 1.02, 32752 x 2047 1.06 / 1.02; with a bias for each 1.33 / 1.04, 1.61 / 1.05, 1.33 / 1.03, 1.63 / 1.45; the gradients with a
 /// scale (floor 1.5) 1.92 / 1.51, 2.35 / 1.56, 1.94 / 1.50, 2.28 / 1.50.
 fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
-    const MOST_BYTES: usize = 47 << 10;
     if !kind.tiles {
         return None;
     }
@@ -108,7 +110,6 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
     let units = tile_units(lines, size);
     // Threads that share a line where each of them has up to so many units.
     let threads_of = |most: usize| threads_for(units, most);
-    let lines_of_block = |threads: usize| if threads <= WARP { WARP_BLOCK / threads } else { 1 };
     let logits = if kind.capped { Held::CappedLogits } else { Held::Logits };
     let half_on_hopper = size == 2 && device.compute_capability >= 90;
     let scores = kind.scores && half_on_hopper;
@@ -118,7 +119,7 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
         // if these have enough to do: 261112 x 257 1.63, as scores 2.06; but 340613 x 197 1.77 and 1.29, 115977 x 577 1.82 and 1.42.
         let (most, _) = fused_tile_count(backward, held, size);
         let threads = threads_of(most);
-        if threads == 4 && 5 * units >= 4 * most * 4 && !tiles_share_mask(kind, size, lines_of_block(threads)) {
+        if threads == 4 && 5 * units >= 4 * most * 4 && !tiles_share_mask(kind, size, tile_group(threads).2) {
             held = logits;
         }
     }
@@ -136,21 +137,41 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
         && fewer <= WARP.min(threads_of(most) / 2)
         && tile_fills(lines, fewer, device);
     let threads = if many { fewer } else { threads_of(most) };
-    let (shift, block) = if threads <= WARP { (threads.ilog2() as i32, WARP_BLOCK) } else { (WHOLE_BLOCK, threads) };
-    let per_block = lines_of_block(threads);
+    let (shift, block, per_block) = tile_group(threads);
     let grid = lines.count().div_ceil(per_block);
     // Of gradients another one, for those of the result
     let tiles = if backward { 2 } else { 1 };
-    let possible = threads <= most_threads && grid <= MAX_GRID && tiles * lines.len * size <= MOST_BYTES;
-    // Gradients that are held as scores have not the registers for it.
-    let shares_mask = !(backward && held == Held::Scores) && tiles_share_mask(kind, size, per_block);
-    let mask_bytes = if shares_mask { 4 * (lines.len / 2 * 2 + 1) } else { 0 };
-    possible.then(|| Plan {
-        parameter: shift,
-        shared_bytes: tiles as u32 * tile_bytes(per_block, lines, size).next_multiple_of(128) + mask_bytes as u32,
-        shares_mask,
-        ..plan(Kernel::FusedTile { backward, held, many }, grid, block)
+    let possible = threads <= most_threads && grid <= MAX_GRID && tiles * lines.len * size <= MOST_TILE_BYTES;
+    possible.then(|| {
+        // Gradients that are held as scores have not the registers for a mask that lines share.
+        let masks = !(backward && held == Held::Scores);
+        let (shares_mask, bytes) = tiles_bytes(lines, kind, size, tiles, per_block, masks);
+        let plan = plan(Kernel::FusedTile { backward, held, many }, grid, block);
+        Plan { parameter: shift, shared_bytes: bytes as u32, shares_mask, ..plan }
     })
+}
+
+/// What so many threads to a line of a tile are: [`Plan::parameter`], the threads of a block, and its lines.
+fn tile_group(threads: usize) -> (i32, usize, usize) {
+    match threads {
+        ..=WARP => (threads.ilog2() as i32, WARP_BLOCK, WARP_BLOCK / threads),
+        _ => (WHOLE_BLOCK, threads, 1),
+    }
+}
+
+/// Whether lines share a mask in shared memory, if it is to be asked, and the bytes there of that and of tiles with so many lines each.
+fn tiles_bytes(
+    lines: Lines,
+    kind: FusedKind,
+    size: usize,
+    tiles: usize,
+    per_block: usize,
+    masks: bool,
+) -> (bool, usize) {
+    let shares_mask = masks && tiles_share_mask(kind, size, per_block);
+    let mask_bytes = if shares_mask { 4 * (lines.len / 2 * 2 + 1) } else { 0 };
+    let bytes_of_each = tile_bytes(per_block, lines, size).next_multiple_of(128) as usize;
+    (shares_mask, tiles * bytes_of_each + mask_bytes)
 }
 
 /// Whether most tiles of so many lines of half precision have one mask, as one of padding is. Then what it keeps of each two elements is found once, in
@@ -262,28 +283,94 @@ pub(crate) fn fused_bias(
     size: usize,
     device: DeviceFacts,
 ) -> Option<FusedBiasPlan> {
-    /// Lines whose gradients are added up as they are, which is as good as f32.
-    const MOST_SUMMED: usize = 16;
-    /// Threads that a multiprocessor has room for.
-    const RESIDENT: usize = 512;
     let is_first = matches!(device.forced, None | Some(Family::Register));
-    let summed = of.terms();
-    if !is_first || lines.inner > 1 || !kind.whole || !kind.narrow || summed < 2 {
+    if !is_first || lines.inner > 1 || !kind.narrow || of.terms() < 2 {
         return None;
+    }
+    if !kind.whole {
+        return fused_bias_tile(lines, of, kind, size, device);
     }
     let (count, most_threads) = fused_bias_count(size);
     let threads = threads_for(lines.len, count);
-    // As many one after the other as leave the device full; where that is none, (32, 8, 32, 32) takes 12 for 10 µs.
-    let filling = lines.count().saturating_mul(threads) / (RESIDENT * device.multiprocessors);
-    if filling < 2 && summed > 2 {
+    let in_parts = |parts: usize| {
+        in_groups(threads, most_threads, of.sums() * parts, [Kernel::FusedBiasWarp, Kernel::FusedBiasBlock])
+    };
+    let one = in_parts(1)?;
+    let resident = resident_blocks(one, 128, device);
+    // Where there are so few lines that the device is not full twice, (32, 8, 32, 32) takes 12 for 10 µs.
+    if one.blocks() * of.terms() < 2 * resident && of.terms() > 2 {
         return None;
     }
-    let parts = summed.div_ceil(filling.clamp(2, MOST_SUMMED));
-    let lines_of_part = summed.div_ceil(parts);
-    let parts = summed.div_ceil(lines_of_part);
-    let kernels = [Kernel::FusedBiasWarp, Kernel::FusedBiasBlock];
-    let plan = in_groups(threads, most_threads, of.sums() * parts, kernels)?;
-    Some(FusedBiasPlan { plan, lines_of_part, parts })
+    let (lines_of_part, parts) = parts_of_bias(of, one.blocks(), resident)?;
+    Some(FusedBiasPlan { plan: in_parts(parts)?, lines_of_part, parts })
+}
+
+/// How many blocks of a plan the device has room for at once, if each thread has so many registers.
+fn resident_blocks(plan: Plan, registers: usize, device: DeviceFacts) -> usize {
+    /// What a block takes of shared memory beside what it asks for.
+    const RESERVED: usize = 1 << 10;
+    let by_registers = (64 << 10) / (registers * plan.block as usize);
+    let by_memory = (device.shared_bytes + RESERVED) / (plan.shared_bytes as usize + 2 * RESERVED);
+    by_registers.min(by_memory).max(1) * device.multiprocessors
+}
+
+/// How many lines that have a bias in common are added up one after the other, and in how many parts, if lines that have none in common take so
+/// many blocks, of which the device has room for `resident` at once.
+fn parts_of_bias(of: &SumOver, blocks: usize, resident: usize) -> Option<(usize, usize)> {
+    /// Lines whose gradients are added up as they are, which is as good as f32.
+    const MOST_SUMMED: usize = 16;
+    let summed = of.terms();
+    // In rounds of as many blocks as there is room for; what a part begins and ends with takes about as long as a line.
+    let time =
+        |lines_of_part: usize| (blocks * summed.div_ceil(lines_of_part)).div_ceil(resident) * (lines_of_part + 1);
+    let lines_of_part = (2..=MOST_SUMMED.min(summed)).rev().min_by_key(|&lines| time(lines))?;
+    Some((lines_of_part, summed.div_ceil(lines_of_part)))
+}
+
+/// The same in tiles, as `kernels/hopper/fused_backward_bias_tile.cu` has them.
+pub(super) fn fused_bias_tile_count(size: usize) -> (usize, usize) {
+    (fused_tile_count(true, Held::Logits, size).0, if size == 2 { 256 } else { 320 })
+}
+
+/// The same of lines of any length, in tiles, on Hopper, if those of the bias that lie side by side do so among the scores. A tile is summed while the next one comes.
+fn fused_bias_tile(
+    lines: Lines,
+    of: &SumOver,
+    kind: FusedKind,
+    size: usize,
+    device: DeviceFacts,
+) -> Option<FusedBiasPlan> {
+    if size == 8
+        || device.compute_capability < 90
+        || !kind.tiles
+        || kind.capped
+        || of.kept.iter().any(|dim| dim.stride != 1)
+    {
+        return None;
+    }
+    let (most, most_threads) = fused_bias_tile_count(size);
+    let threads = threads_for(tile_units(lines, size), most);
+    let (shift, block, per_block) = tile_group(threads);
+    let (shares_mask, bytes) = tiles_bytes(lines, kind, size, 4, per_block, true);
+    // Of half precision the sums may begin at the second place.
+    let bytes = bytes + (per_block * lines.len + 1) * 4;
+    let blocks = of.sums().div_ceil(per_block);
+    // Half of the threads have nothing to do where fewer lines have a bias of their own.
+    let fills = 2 * of.sums() >= blocks * per_block;
+    if threads > most_threads || !fills || 3 * bytes > device.shared_bytes {
+        return None;
+    }
+    let in_parts = |parts: usize| {
+        let plan = plan(Kernel::FusedBiasTile, blocks * parts, block);
+        Plan { parameter: shift, shared_bytes: bytes as u32, shares_mask, ..plan }
+    };
+    let registers = if size == 4 { 96 } else { 128 };
+    let resident = resident_blocks(in_parts(1), registers, device);
+    if blocks * of.terms() < resident && of.terms() > 2 {
+        return None;
+    }
+    let (lines_of_part, parts) = parts_of_bias(of, blocks, resident)?;
+    (blocks * parts <= MAX_GRID).then(|| FusedBiasPlan { plan: in_parts(parts), lines_of_part, parts })
 }
 
 /// Elements of a thread in a fused cluster.

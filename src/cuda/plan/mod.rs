@@ -209,6 +209,7 @@ pub(crate) enum Kernel {
     /// … or with it the sums of the gradients of a bias, …
     FusedBiasWarp,
     FusedBiasBlock,
+    FusedBiasTile,
     /// … or, of any length and offset, in tiles as above, of which a block may also take one line; `many`: more of a line to a thread.
     FusedTile {
         backward: bool,
@@ -349,6 +350,7 @@ impl Kernel {
             Kernel::Cluster { .. }
                 | Kernel::BackwardCluster { .. }
                 | Kernel::FusedCluster
+                | Kernel::FusedBiasTile
                 | Kernel::Grid
                 | Kernel::Shared { .. }
                 | Kernel::Strip(_)
@@ -381,7 +383,7 @@ pub(crate) struct Plan {
     pub cluster: u32,
     pub shared_bytes: u32,
     /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], [`Kernel::Tile`],
-    /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::FusedBiasWarp`], [`Kernel::StatisticsTile`], [`Kernel::LossBackwardShortRows`]), of those
+    /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::FusedBiasWarp`], [`Kernel::FusedBiasTile`], [`Kernel::StatisticsTile`], [`Kernel::LossBackwardShortRows`]), of those
     /// side by side ([`Kernel::Column`]), of those that share all lines side by side, [`NARROW_ALONE`] if a block does
     /// ([`Kernel::Narrow`], [`Kernel::BackwardNarrow`]), or of a group, and its lines side by side ([`Kernel::BackwardGroup`],
     /// [`Kernel::FusedGroup`], [`Kernel::FusedRows`], [`Kernel::StatisticsColumns`], [`Kernel::LossBackwardColumns`]); threads
@@ -392,7 +394,7 @@ pub(crate) struct Plan {
     pub parameter: i32,
     /// Whether the L2 cache has no room for both tensors, which [`Kernel::Resident`] is told.
     pub streams: bool,
-    /// Whether the lines of a [`Kernel::FusedTile`] share a mask in its shared memory, unless it is of two masks.
+    /// Whether the lines of a [`Kernel::FusedTile`] or [`Kernel::FusedBiasTile`] share a mask in its shared memory, unless it is of two masks.
     pub shares_mask: bool,
 }
 
@@ -437,6 +439,7 @@ impl Plan {
                 | Kernel::FusedCluster
                 | Kernel::FusedBiasWarp
                 | Kernel::FusedBiasBlock
+                | Kernel::FusedBiasTile
         )
     }
 }

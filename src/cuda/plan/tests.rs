@@ -1,5 +1,6 @@
 use super::fused::{
-    fused_bias_count, fused_cluster_count, fused_count, fused_tile_count, scores_count, FUSED_TILE_MANY,
+    fused_bias_count, fused_bias_tile_count, fused_cluster_count, fused_count, fused_tile_count, scores_count,
+    FUSED_TILE_MANY,
 };
 use super::group::{group, group_shape, threads_and_across, GROUP_BLOCK};
 use super::softmax::room;
@@ -554,18 +555,31 @@ fn fused_plans_cover_the_lines() {
     }
 }
 
-/// Every element is of one thread's terms, once, and of the sum that it belongs to: what `kernels/sum.cu` goes through.
+/// Every line is of one sum's terms, once, and of the line of the bias that it has.
 #[test]
 fn sums_of_a_bias_take_each_line_once() {
     let packs = FusedKind { backward: true, ..PACKS };
-    let shapes: &[&[usize]] =
-        &[&[2, 8], &[300, 64], &[3, 5, 2048], &[17, 3, 4, 512], &[40, 1, 6, 8], &[2, 3, 2, 5, 4096], &[1, 70, 2, 8192]];
-    let (mut in_parts, mut whole) = (0, 0);
+    let tiles = FusedKind { whole: false, tiles: true, ..packs };
+    let shapes: &[&[usize]] = &[
+        &[2, 8],
+        &[300, 64],
+        &[3, 5, 2048],
+        &[17, 3, 4, 512],
+        &[40, 1, 6, 8],
+        &[2, 3, 2, 5, 4096],
+        &[1, 70, 2, 8192],
+        &[2, 3, 49, 49],
+        &[700, 3, 49, 49],
+        &[2, 2, 3, 1001],
+        &[50, 70, 1001],
+    ];
+    let (mut in_parts, mut whole, mut in_tiles) = (0, 0, 0);
     for dims in shapes {
         let (&len, outer) = dims.split_last().unwrap();
         let lines = lines(outer.iter().product(), len, 1);
-        for (choice, size, multiprocessors) in
-            (0..1 << outer.len()).flat_map(|choice| [(4, 132), (2, 1), (8, 2)].map(|(size, sms)| (choice, size, sms)))
+        let choices = (0..1 << outer.len()).flat_map(|choice| [packs, tiles].map(|kind| (choice, kind)));
+        for (choice, kind, size, multiprocessors) in
+            choices.flat_map(|(choice, kind)| [(4, 132), (2, 1), (8, 2)].map(|(size, sms)| (choice, kind, size, sms)))
         {
             let is_kept = |d: usize| choice >> d & 1 == 1;
             let mut kept: Vec<usize> = (0..outer.len()).map(|d| if is_kept(d) { outer[d] } else { 1 }).collect();
@@ -573,23 +587,28 @@ fn sums_of_a_bias_take_each_line_once() {
             let of = SumOver::new(dims, &kept).of_lines(len).unwrap();
             assert_eq!((of.sums() * len, of.sums() * of.terms()), (kept.iter().product(), lines.count()));
             let device = DeviceFacts { multiprocessors, ..HOPPER };
-            assert_eq!(fused_bias(lines, &of, FusedKind { whole: false, ..packs }, size, device), None);
-            let (count, most_threads) = fused_bias_count(size);
-            let Some(found) = fused_bias(lines, &of, packs, size, device) else {
-                let few = lines.elem_count() < multiprocessors << 14;
-                assert!(len > count * most_threads || of.terms() == 1 || few, "{dims:?} {kept:?} {size}");
+            let what = format!("{dims:?} {kept:?} {size} {kind:?}");
+            let Some(FusedBiasPlan { plan, lines_of_part, parts }) = fused_bias(lines, &of, kind, size, device) else {
+                let (count, most_threads) = fused_bias_count(size);
+                let few = of.terms() == 1 || lines.elem_count() < multiprocessors << 14;
+                let apart = of.kept.iter().any(|dim| dim.stride != 1) || of.sums() < 64;
+                let long = if kind.whole {
+                    len > count * most_threads
+                } else {
+                    size == 8 || 4 * (4 * size + 4) * len > device.shared_bytes
+                };
+                assert!(few || long || !kind.whole && apart, "{what}");
                 continue;
             };
-            let FusedBiasPlan { plan, lines_of_part, parts } = found;
-            let threads = if plan.kernel == Kernel::FusedBiasWarp { 1 << plan.parameter } else { plan.block };
-            assert!(threads as usize * count >= len && plan.block as usize <= most_threads);
-            let groups = of.sums() * parts;
-            assert!(plan.blocks() * (plan.block / threads) as usize >= groups && lines_of_part <= 16);
+            assert!(lines_of_part <= 16, "{what}");
+            if plan.kernel.needs_hopper() {
+                assert_eq!(fused_bias(lines, &of, kind, size, DeviceFacts { multiprocessors, ..TURING }), None);
+            }
             *if parts > 1 { &mut in_parts } else { &mut whole } += 1;
-            // As `kernels/fused_bias.cuh` goes through them.
+            // As `kernels/fused_bias.cuh` and `kernels/hopper/fused_backward_bias_tile.cu` go through them: by each group of threads the lines that have one of the
+            // bias, or by each block those that have several.
             let mut taken = vec![0; lines.count()];
-            for group in 0..groups {
-                let (part, of_bias) = (group / of.sums(), group % of.sums());
+            let mut take = |part: usize, of_bias: usize| {
                 let (first, line) = (part * lines_of_part, offset(&of.kept, of_bias));
                 assert!(first < of.terms());
                 for term in first..(first + lines_of_part).min(of.terms()) {
@@ -601,15 +620,42 @@ fn sums_of_a_bias_take_each_line_once() {
                         stride *= kept[d];
                         rest /= outer[d];
                     }
-                    assert_eq!(of_bias, expected, "{dims:?} {kept:?} line {line}");
+                    assert_eq!(of_bias, expected, "{what} line {line}");
                 }
+            };
+            let block = plan.block as usize;
+            if plan.kernel == Kernel::FusedBiasTile {
+                in_tiles += 1;
+                let (most, most_threads) = fused_bias_tile_count(size);
+                let of_block = plan.parameter == WHOLE_BLOCK;
+                let (threads, here) =
+                    if of_block { (block, 1) } else { (1 << plan.parameter, block >> plan.parameter) };
+                assert!(most * threads >= tile_units(lines, size) && block <= most_threads && !kind.whole, "{what}");
+                let bytes = 4 * (here * len * size + 128 + 16) + (here * len + 1) * 4;
+                assert!((bytes..device.shared_bytes / 3).contains(&(plan.shared_bytes as usize)), "{what}");
+                // A line is what its place is, and those of a tile are neighbours.
+                assert!((0..of.sums()).all(|line| offset(&of.kept, line) == line), "{what}");
+                let tiles = of.sums().div_ceil(here);
+                assert_eq!(plan.blocks(), tiles * parts, "{what}");
+                for number in 0..plan.blocks() {
+                    let from = number % tiles * here;
+                    (from..(from + here).min(of.sums())).for_each(|of_bias| take(number / tiles, of_bias));
+                }
+            } else {
+                let (count, most_threads) = fused_bias_count(size);
+                let threads = if plan.kernel == Kernel::FusedBiasWarp { 1 << plan.parameter } else { block };
+                assert!(threads * count >= len && block <= most_threads && kind.whole, "{what}");
+                let groups = of.sums() * parts;
+                assert!(plan.blocks() * (block / threads) >= groups, "{what}");
+                (0..groups).for_each(|group| take(group / of.sums(), group % of.sums()));
             }
-            assert!(taken.iter().all(|&times| times == 1), "{dims:?} {kept:?}");
+            assert!(taken.iter().all(|&times| times == 1), "{what}");
         }
     }
-    assert!(in_parts > 9 && whole > 9);
+    assert!(in_parts > 9 && whole > 9 && in_tiles > 9);
 }
 
+/// Every element is of one thread's terms, once, and of the sum that it belongs to: what `kernels/sum.cu` goes through.
 #[test]
 fn sums_take_each_element_once() {
     let shapes: &[&[usize]] = &[
