@@ -498,13 +498,13 @@ pub(super) fn statistics<T: CudaElement, O: DeviceRepr>(
     unsafe { launch(&stream, key, device, plan, arguments) }
 }
 
-/// The gradient of the logits `x`, given the statistics of their lines and the gradients of those or, one for each line, of the log-sum-exp alone.
-/// Gradients of the statistics of lines: all of them, or those of log-sum-exps in these' dtype, beside which the others are 0.
+/// Gradients of the statistics of lines: all of them or, beside which the others are 0, one for each line, of its log-sum-exp, in the logits' dtype.
 pub(super) enum StatisticsGradients<'a, T: CudaElement> {
     All(CudaView<'a, T::Real>),
     LogSumExp(CudaView<'a, T>),
 }
 
+/// The gradient of the logits `x`, given the statistics of their lines and the gradients of those.
 pub(super) fn loss_backward<T: CudaElement>(
     device: &CudaDevice,
     x: CudaView<'_, T>,

@@ -327,12 +327,15 @@ fn parts_of_bias(of: &SumOver, blocks: usize, resident: usize) -> Option<(usize,
     Some((lines_of_part, summed.div_ceil(lines_of_part)))
 }
 
-/// The same in tiles, as `kernels/hopper/fused_backward_bias_tile.cu` has them.
+/// Units of 4 bytes of a thread and threads of a block, at most, where the gradients of a bias are summed in tiles, as
+/// `kernels/hopper/fused_backward_bias_tile.cu` has them.
 pub(super) fn fused_bias_tile_count(size: usize) -> (usize, usize) {
     (fused_tile_count(true, Held::Logits, size).0, if size == 2 { 256 } else { 320 })
 }
 
-/// The same of lines of any length, in tiles, on Hopper, if those of the bias that lie side by side do so among the scores. A tile is summed while the next one comes.
+/// What adds up the gradient of a bias of lines of any length, in tiles, on Hopper, if those of the bias that lie side by side do so among the scores.
+/// A tile is summed while the next one comes. µs with a bias for each head, f32 / bf16, and with gradients of the logits that are written and summed
+/// afterwards: (2048, 3, 49, 49) 76 / 73 and 109 / 164, (128, 12, 197, 197) 249 / 213 and 311 / 267, (8, 12, 197, 197) 26 / 26 and 27 / 27.
 fn fused_bias_tile(
     lines: Lines,
     of: &SumOver,
