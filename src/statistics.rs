@@ -283,8 +283,8 @@ impl CustomOp1 for LineStatistics {
     }
 }
 
-/// The gradient of the logits from their lines' statistics and the gradients of those, or of [`LOG_SUM_EXP`] alone in the logits' dtype. It has none itself, as candle says when a
-/// second derivative is asked for, unless it is that of a log-sum-exp.
+/// The gradient of the logits from their lines' statistics and the gradients of those, or of [`LOG_SUM_EXP`] alone in the logits' dtype. It has none itself,
+/// as candle says when a second derivative is asked for, unless it is that of a log-sum-exp.
 #[derive(Clone, Debug)]
 pub(crate) struct LossBackward {
     pub classes: Classes,

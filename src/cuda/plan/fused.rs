@@ -144,8 +144,8 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
     let possible = threads <= most_threads && grid <= MAX_GRID && tiles * lines.len * size <= MOST_TILE_BYTES;
     possible.then(|| {
         // Gradients that are held as scores have not the registers for a mask that lines share.
-        let masks = !(backward && held == Held::Scores);
-        let (shares_mask, bytes) = tiles_bytes(lines, kind, size, tiles, per_block, masks);
+        let shares_mask = !(backward && held == Held::Scores) && tiles_share_mask(kind, size, per_block);
+        let bytes = tiles_bytes(tiles, per_block, lines, size, shares_mask);
         let plan = plan(Kernel::FusedTile { backward, held, many }, grid, block);
         Plan { parameter: shift, shared_bytes: bytes as u32, shares_mask, ..plan }
     })
@@ -159,19 +159,10 @@ fn tile_group(threads: usize) -> (i32, usize, usize) {
     }
 }
 
-/// Whether lines share a mask in shared memory, if it is to be asked, and the bytes there of that and of tiles with so many lines each.
-fn tiles_bytes(
-    lines: Lines,
-    kind: FusedKind,
-    size: usize,
-    tiles: usize,
-    per_block: usize,
-    masks: bool,
-) -> (bool, usize) {
-    let shares_mask = masks && tiles_share_mask(kind, size, per_block);
+/// What so many tiles with so many lines each take of shared memory, with a mask if these share one there.
+fn tiles_bytes(tiles: usize, per_block: usize, lines: Lines, size: usize, shares_mask: bool) -> usize {
     let mask_bytes = if shares_mask { 4 * (lines.len / 2 * 2 + 1) } else { 0 };
-    let bytes_of_each = tile_bytes(per_block, lines, size).next_multiple_of(128) as usize;
-    (shares_mask, tiles * bytes_of_each + mask_bytes)
+    tiles * tile_bytes(per_block, lines, size).next_multiple_of(128) as usize + mask_bytes
 }
 
 /// Whether most tiles of so many lines of half precision have one mask, as one of padding is. Then what it keeps of each two elements is found once, in
@@ -296,12 +287,8 @@ pub(crate) fn fused_bias(
         in_groups(threads, most_threads, of.sums() * parts, [Kernel::FusedBiasWarp, Kernel::FusedBiasBlock])
     };
     let one = in_parts(1)?;
-    let resident = resident_blocks(one, 128, device);
     // Where there are so few lines that the device is not full twice, (32, 8, 32, 32) takes 12 for 10 µs.
-    if one.blocks() * of.terms() < 2 * resident && of.terms() > 2 {
-        return None;
-    }
-    let (lines_of_part, parts) = parts_of_bias(of, one.blocks(), resident)?;
+    let (lines_of_part, parts) = parts_of_bias(of, one.blocks(), resident_blocks(one, 128, device), 2)?;
     Some(FusedBiasPlan { plan: in_parts(parts)?, lines_of_part, parts })
 }
 
@@ -315,11 +302,15 @@ fn resident_blocks(plan: Plan, registers: usize, device: DeviceFacts) -> usize {
 }
 
 /// How many lines that have a bias in common are added up one after the other, and in how many parts, if lines that have none in common take so
-/// many blocks, of which the device has room for `resident` at once.
-fn parts_of_bias(of: &SumOver, blocks: usize, resident: usize) -> Option<(usize, usize)> {
+/// many blocks, of which the device has room for `resident` at once. None where one line after the other would not be so many rounds of these, unless
+/// there are but two.
+fn parts_of_bias(of: &SumOver, blocks: usize, resident: usize, rounds: usize) -> Option<(usize, usize)> {
     /// Lines whose gradients are added up as they are, which is as good as f32.
     const MOST_SUMMED: usize = 16;
     let summed = of.terms();
+    if blocks * summed < rounds * resident && summed > 2 {
+        return None;
+    }
     // In rounds of as many blocks as there is room for; what a part begins and ends with takes about as long as a line.
     let time =
         |lines_of_part: usize| (blocks * summed.div_ceil(lines_of_part)).div_ceil(resident) * (lines_of_part + 1);
@@ -354,9 +345,9 @@ fn fused_bias_tile(
     let (most, most_threads) = fused_bias_tile_count(size);
     let threads = threads_for(tile_units(lines, size), most);
     let (shift, block, per_block) = tile_group(threads);
-    let (shares_mask, bytes) = tiles_bytes(lines, kind, size, 4, per_block, true);
+    let shares_mask = tiles_share_mask(kind, size, per_block);
     // Of half precision the sums may begin at the second place.
-    let bytes = bytes + (per_block * lines.len + 1) * 4;
+    let bytes = tiles_bytes(4, per_block, lines, size, shares_mask) + (per_block * lines.len + 1) * 4;
     let blocks = of.sums().div_ceil(per_block);
     // Half of the threads have nothing to do where fewer lines have a bias of their own.
     let fills = 2 * of.sums() >= blocks * per_block;
@@ -368,11 +359,7 @@ fn fused_bias_tile(
         Plan { parameter: shift, shared_bytes: bytes as u32, shares_mask, ..plan }
     };
     let registers = if size == 4 { 96 } else { 128 };
-    let resident = resident_blocks(in_parts(1), registers, device);
-    if blocks * of.terms() < resident && of.terms() > 2 {
-        return None;
-    }
-    let (lines_of_part, parts) = parts_of_bias(of, blocks, resident)?;
+    let (lines_of_part, parts) = parts_of_bias(of, blocks, resident_blocks(in_parts(1), registers, device), 1)?;
     (blocks * parts <= MAX_GRID).then(|| FusedBiasPlan { plan: in_parts(parts), lines_of_part, parts })
 }
 

@@ -530,10 +530,8 @@ fn fused_plans_cover_the_lines() {
                         if many { (FUSED_TILE_MANY, WARP_BLOCK) } else { fused_tile_count(backward, held, size) };
                     assert_eq!(held == Held::CappedLogits, kind.capped, "{what}");
                     let units = if size == 2 { len / 2 } else { len };
-                    let of_block = plan.parameter == WHOLE_BLOCK;
-                    assert!(of_block || plan.parameter <= 5 && block == 128, "{what}");
-                    let (threads, here) =
-                        if of_block { (block, 1) } else { (1 << plan.parameter, block >> plan.parameter) };
+                    let (threads, here) = threads_and_lines(plan);
+                    assert!(plan.parameter == WHOLE_BLOCK || plan.parameter <= 5 && block == 128, "{what}");
                     assert!(most * threads >= units && block <= most_threads, "{what}");
                     assert!(grid * here >= lines.count() && !whole, "{what}");
                     let (tile, tiles) = (here * len * size + 128 + 16, if backward { 2 } else { 1 });
@@ -552,6 +550,15 @@ fn fused_plans_cover_the_lines() {
                 _ => panic!("not checked: {what}"),
             }
         }
+    }
+}
+
+/// The threads of a line in a tile, and the lines of a block.
+fn threads_and_lines(plan: Plan) -> (usize, usize) {
+    let block = plan.block as usize;
+    match plan.parameter {
+        WHOLE_BLOCK => (block, 1),
+        shift => (1 << shift, block >> shift),
     }
 }
 
@@ -627,9 +634,7 @@ fn sums_of_a_bias_take_each_line_once() {
             if plan.kernel == Kernel::FusedBiasTile {
                 in_tiles += 1;
                 let (most, most_threads) = fused_bias_tile_count(size);
-                let of_block = plan.parameter == WHOLE_BLOCK;
-                let (threads, here) =
-                    if of_block { (block, 1) } else { (1 << plan.parameter, block >> plan.parameter) };
+                let (threads, here) = threads_and_lines(plan);
                 assert!(most * threads >= tile_units(lines, size) && block <= most_threads && !kind.whole, "{what}");
                 let bytes = 4 * (here * len * size + 128 + 16) + (here * len + 1) * 4;
                 assert!((bytes..device.shared_bytes / 3).contains(&(plan.shared_bytes as usize)), "{what}");
