@@ -76,11 +76,11 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
         for (int i = 0; i < PER_UNIT; i++) {
             const int c = u * PER_UNIT + i;
             max[c] = Element<T>::of_unit(greatest, i);
-            const R reference = part_reference(max[c]);
+            const ExponentialFor<T, Output<R>> exponential(part_reference(max[c]));
             sum[c] = 0;
 #pragma unroll
             for (int k = 0; k < ROWS; k++) {
-                const R x = Element<T>::of_unit(held[k * UNITS + u], i), e = Element<T>::exponential(x - reference);
+                const R x = Element<T>::of_unit(held[k * UNITS + u], i), e = exponential(x);
                 if constexpr (KEEPS) kept[k * SIZE + c] = Output<R>::OF_EXPONENTIAL ? e : x;
                 sum[c] += e;
             }
@@ -116,7 +116,7 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     }
     __syncthreads();
     // What is to be computed again must not be kept from the first time: elements, and the places of their rows.
-    if constexpr (!KEEPS && Output<R>::OF_EXPONENTIAL) {
+    if constexpr (!KEEPS) {
 #pragma unroll
         for (auto& unit : held) forget(unit);
     }

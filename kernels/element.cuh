@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 __device__ __forceinline__ float exponential(float x) { return expf(x); }  // 1 ulp, subnormal results kept
 // Those of double are hundreds of instructions long: a call keeps the kernels small.
@@ -130,6 +131,19 @@ struct ExactExponential {
     __device__ __forceinline__ explicit ExactExponential(Real<T> reference) : reference(reference) {}
     __device__ __forceinline__ Real<T> operator()(Real<T> x) const { return Element<T>::exponential(x - reference); }
 };
+
+// The same where exponentials are only summed, in fewer instructions and registers.
+template <typename T>
+struct SummedExponential : ExactExponential<T> {
+    using ExactExponential<T>::ExactExponential;
+    __device__ __forceinline__ Real<T> operator()(Real<T> x) const {
+        if constexpr (std::is_same_v<T, float>) return swift_exponential(x - this->reference);
+        else return ExactExponential<T>::operator()(x);
+    }
+};
+// … by what becomes of them
+template <typename T, typename Output>
+using ExponentialFor = std::conditional_t<Output::OF_EXPONENTIAL, ExactExponential<T>, SummedExponential<T>>;
 
 // What takes the factor out of a sum of exponentials, exactly.
 template <typename T>

@@ -241,6 +241,14 @@ template <typename U>
 __device__ __forceinline__ void forget(U& unit) {
     if constexpr (sizeof(U) == 4) asm volatile("" : "+r"(reinterpret_cast<uint32_t&>(unit)));
 }
+// Nor is the assembler to keep it: for GPUs before 8.0 it does so in memory where it has no registers. `none` is 0, which it must not be able to tell.
+template <typename U>
+__device__ __forceinline__ void forget(U& unit, uint32_t none) {
+    forget(unit);
+#if __CUDA_ARCH__ < 800
+    if constexpr (sizeof(U) == 4) bits_of(unit) ^= none;
+#endif
+}
 
 // Fetches `count` elements into the L2 cache. What of them shares 16 bytes with others at either end may be left out.
 template <typename T>

@@ -38,9 +38,10 @@ struct RegisterLine {
     int before;     // elements from there on that lie before the line
     int left;       // elements from there on up to the line's end
     int step;
+    uint32_t none;  // 0, as `forget` wants it
 
     // The line of `len` elements begins at `line`; packs first, first + step, ... of it are this thread's. `y` is the output.
-    __device__ __forceinline__ RegisterLine(const T* y, int64_t line, int len, int first, int step) : step(STEP ? STEP : step) {
+    __device__ __forceinline__ RegisterLine(const T* y, int64_t line, int len, int first, int step) : step(STEP ? STEP : step), none(len >> 31) {
         int own = first * SIZE;
         if (!WHOLE) own -= static_cast<int>(reinterpret_cast<uintptr_t>(y) / sizeof(T) + line) & (ALIGNMENT - 1);
         start = line + own;
@@ -198,13 +199,25 @@ struct RegisterLine {
     __device__ __forceinline__ R max() const {
         if constexpr (COMPARES_UNITS) return max_of_unit<T>(greatest);
         else if constexpr (KEEPS) return max_of(x);
-        else return max_of_unit<T>(max_of(x));
+        else if constexpr (COMPARES_PAIRS) return max_of_unit<T>(max_of(x));
+        else return max_of_elements();
+    }
+    __device__ __forceinline__ R max_of_elements() const {
+        R max = element(0);
+#pragma unroll
+        for (int i = 1; i < COUNT; i++) max = greater(max, element(i));
+        return max;
     }
 
     // Answers the sum of these exponentials, and keeps what Output needs for the result.
     template <typename Output, typename Exponential>
     __device__ __forceinline__ R exponentiate(const Exponential& exponential) {
         constexpr int SUMS = COUNT < 8 ? COUNT : 8;
+        // There are no registers for the numbers that the maximum was found of.
+        if constexpr (!KEEPS && !COMPARES_PAIRS) {
+#pragma unroll
+            for (auto& unit : x) forget(unit, none);
+        }
         R sums[SUMS];
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
@@ -226,9 +239,9 @@ struct RegisterLine {
         int place_of_last = left;
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
-            if constexpr (!KEEPS && Output::OF_EXPONENTIAL) {
+            if constexpr (!KEEPS) {
 #pragma unroll
-                for (int i = 0; i < UNITS; i++) forget(x[k * UNITS + i]);
+                for (int i = 0; i < UNITS; i++) forget(x[k * UNITS + i], none);
             }
             const auto pack = pack_of<T, SIZE>([&](int i) {
                 R kept = element(k * SIZE + i);
@@ -302,7 +315,7 @@ __device__ __forceinline__ void warp_lines(const T* x, T* y, int64_t lines, int6
         // A factor that exponentials have in common their sum has, too. With this, COMPARES_UNITS and FULL 131072 x 32 f16 takes 3.38 us
         // for 3.70, at an offset of one element 4.11 for 4.67.
         constexpr bool RELATIVE = Element<T>::PER_UNIT == 2 && Output<R>::OF_EXPONENTIAL;
-        const std::conditional_t<RELATIVE, RelativeExponential, ExactExponential<T>> exponential(max);
+        const std::conditional_t<RELATIVE, RelativeExponential, ExponentialFor<T, Output<R>>> exponential(max);
         const R sum = warp_group_reduce(held.template exponentiate<Output<R>>(exponential), group, [](R a, R b) { return a + b; });
         if constexpr (RELATIVE) held.store(StreamingAccess{}, y, exponential, Output<R>::of_inverse(reciprocal(sum)));
         else held.store(StreamingAccess{}, y, exponential, Output<R>::of_part(max, {max, sum * unscale<T>()}, unscale<T>()));
@@ -344,7 +357,7 @@ __device__ __forceinline__ void block_lines(bool streaming, const T* x, T* y, in
     }
     // Each warp's sum is relative to its own maximum, so that one exchange is enough.
     const R max = warp_group_reduce(held.max(), 32, [](R a, R b) { return greater(a, b); });
-    const ExactExponential<T> exponential(part_reference(max));
+    const ExponentialFor<T, Output<R>> exponential(part_reference(max));
     const R sum = warp_group_reduce(held.template exponentiate<Output<R>>(exponential), 32, [](R a, R b) { return a + b; });
     const auto whole = exchange.merge({max, sum * unscale<T>()});
     const auto output = Output<R>::of_part(max, whole, unscale<T>());

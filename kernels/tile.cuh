@@ -15,6 +15,15 @@ __device__ __forceinline__ int tile_room(int count) {
     return (count * int(sizeof(T)) + TILE_MARGIN + 127) / 128 * 128;
 }
 
+// Waits until what each barrier counts has come once more than `parity` says.
+template <int TILES>
+__device__ __forceinline__ void wait_for_copies(ArrivalBarrier (&arrived)[TILES], int parity) {
+#if __CUDA_ARCH__ >= 900
+#pragma unroll
+    for (auto& barrier : arrived) barrier.wait(parity);
+#endif
+}
+
 // All threads call this before any tile is fetched, with a barrier for each, …
 template <int TILES>
 __device__ __forceinline__ void prepare(ArrivalBarrier (&arrived)[TILES]) {
@@ -24,14 +33,6 @@ __device__ __forceinline__ void prepare(ArrivalBarrier (&arrived)[TILES]) {
         for (auto& barrier : arrived) barrier.init();
         ArrivalBarrier::announce();
     }
-#endif
-}
-// Waits until what each barrier counts has come once more than `parity` says.
-template <int TILES>
-__device__ __forceinline__ void wait_for_copies(ArrivalBarrier (&arrived)[TILES], int parity) {
-#if __CUDA_ARCH__ >= 900
-#pragma unroll
-    for (auto& barrier : arrived) barrier.wait(parity);
 #endif
 }
 // … and this before they read any of them.
