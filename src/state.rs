@@ -39,7 +39,7 @@ pub(crate) trait Number:
 }
 
 /// One f32 or f64.
-pub(crate) trait Real: Number<Real = Self> + PartialOrd {
+pub(crate) trait Real: Number<Real = Self> + PartialOrd + Into<f64> {
     const ZERO: Self;
     const ONE: Self;
     const NEG_INFINITY: Self;

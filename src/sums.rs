@@ -33,7 +33,6 @@ impl SumOver {
     }
 
     /// The same in lines of `len` neighbours along the last dimension, if that is kept: of which lines each line of sums is one.
-    #[cfg(feature = "cuda")]
     pub fn of_lines(&self, len: usize) -> Option<Self> {
         let (inner, outer) = self.kept.split_last()?;
         if inner.stride != 1 || !inner.size.is_multiple_of(len) {

@@ -315,6 +315,21 @@ unsafe fn write<S: Simd, P: Pass<S>>(pass: &P, unit: usize, range: Range<usize>,
     }
 }
 
+/// [`Pass::whole`], [inside](Simd::enter).
+///
+/// # Safety
+/// As of that.
+#[inline(never)]
+unsafe fn whole<S: Simd, P: Pass<S>>(pass: &P, units: Range<usize>, len: usize) {
+    // SAFETY: as promised by the caller.
+    unsafe {
+        S::enter(
+            #[inline(always)]
+            || pass.whole(units, len),
+        )
+    }
+}
+
 /// How many units of so many elements a thread takes at a time: whole [batches](at_once) where these are short lines.
 fn units_per_task(unit_elements: usize) -> usize {
     match PART / 2 / unit_elements.max(1) {
@@ -355,14 +370,9 @@ fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
         }
     }
     let use_first = |elements| pass.use_first(elements);
-    run_units::<S>(
-        units,
-        unit_elements,
-        contiguous.then_some(&use_first),
-        #[inline(always)]
-        // SAFETY: the level is one that the CPU has, and each unit is visited once.
-        |units| unsafe { pass.whole(units, lines.len) },
-    )
+    // SAFETY: the level is one that the CPU has, and each unit is visited once.
+    let each = |units| unsafe { whole::<S, P>(pass, units, lines.len) };
+    share_units(units, unit_elements, contiguous.then_some(&use_first), &each)
 }
 
 /// Calls `f` [inside](Simd::enter) for all of these units, by several threads if they are of many elements, each of which calls `use_first`

@@ -21,8 +21,27 @@ pub(super) struct Backward<'a, T: Element> {
     pub(super) call: Call<'a, T>,
     pub(super) g: Any<'a>,
     pub(super) scores: Option<Elements<'a, T>>,
-    pub(super) logits: Option<Elements<'a, T::Real>>,
+    pub(super) logits: Option<LogitsGradient<'a, T::Real>>,
     pub(super) sinks: Option<Elements<'a, T::Real>>,
+}
+
+/// Where the gradients of logits go: of all of them, or of some neighbouring lines.
+#[derive(Clone, Copy)]
+pub(super) struct LogitsGradient<'a, R> {
+    first: usize,
+    elements: Elements<'a, R>,
+}
+
+impl<'a, R> LogitsGradient<'a, R> {
+    /// Of the scores from this one on.
+    pub(super) fn from(first: usize, elements: Elements<'a, R>) -> Self {
+        Self { first, elements }
+    }
+
+    #[inline(always)]
+    fn at(&self, start: usize, len: usize) -> *mut R {
+        self.elements.at(start - self.first, len)
+    }
 }
 
 /// What the gradient of a line's logits is made with: p = exp(z − max) · inverse, and the sum of what is weighted.
@@ -54,7 +73,7 @@ impl<T: Element> Backward<'_, T> {
             scores.use_first(elements.clone());
         }
         if let Some(logits) = &self.logits {
-            logits.use_first(elements);
+            logits.elements.use_first(elements);
         }
     }
 

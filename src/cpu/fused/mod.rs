@@ -5,6 +5,7 @@
 
 mod any;
 mod backward;
+mod bias;
 mod columns;
 mod logits;
 mod rows;
@@ -19,7 +20,8 @@ use crate::fused::{Around, Geometry, Gradients, Operand, Options, Wanted};
 use crate::lines::unsupported_dtype;
 use crate::sums::SumOver;
 pub(crate) use any::{Any, Wide};
-use backward::{Backward, BackwardColumns, BackwardRows};
+use backward::{Backward, BackwardColumns, BackwardRows, LogitsGradient};
+use bias::{BiasSums, WithBias};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Result, WithDType};
 use columns::Columns;
@@ -140,27 +142,42 @@ pub(crate) fn backward(
     fn run<T: Element + WithDType>(call: Call<T>, g: Any, wanted: &Wanted) -> Result<Gradients<CpuStorage>> {
         let lines = call.geometry.lines;
         let mut scores = wanted.scores.then(|| Unfilled::<T>::new(lines.elem_count()));
-        let mut logits = wanted.bias.as_ref().map(|_| Unfilled::<T::Real>::new(lines.elem_count()));
+        // Of the logits: sums of parts of the lines that share a bias, or all gradients.
+        let parts = wanted.bias.as_ref().and_then(|sum| BiasSums::new(sum, lines));
+        let count = parts.as_ref().map_or(lines.elem_count(), BiasSums::count);
+        let mut bias = wanted.bias.as_ref().map(|_| Unfilled::<T::Real>::new(count));
         let mut sinks = wanted.sinks.as_ref().map(|_| Unfilled::<T::Real>::new(lines.count()));
-        Level::best().run(Backward {
+        let backward = Backward {
             call,
             g,
             scores: scores.as_mut().map(Unfilled::elements),
-            logits: logits.as_mut().map(Unfilled::elements),
+            logits: None,
             sinks: sinks.as_mut().map(Unfilled::elements),
-        });
-        // SAFETY: every element is of one line, and every line is written; sinks are asked for where there are some.
-        let (scores, logits, sinks) = unsafe {
+        };
+        match (bias.as_mut().map(Unfilled::elements), &parts) {
+            (Some(to), Some(sums)) => Level::best().run(WithBias { backward, sums, to }),
+            (to, _) => {
+                let logits = to.map(|to| LogitsGradient::from(0, to));
+                Level::best().run(Backward { logits, ..backward })
+            }
+        }
+        // SAFETY: every element is of one line, every line is written, and every sum of every part; sinks are asked for where there are some.
+        let (scores, bias, sinks) = unsafe {
             (
                 scores.map(|scores| T::to_cpu_storage_owned(scores.filled())),
-                logits.map(|logits| T::Real::to_cpu_storage_owned(logits.filled())),
+                bias.map(|bias| T::Real::to_cpu_storage_owned(bias.filled())),
                 sinks.map(|sinks| T::Real::to_cpu_storage_owned(sinks.filled())),
             )
         };
-        let summed = |terms: Option<CpuStorage>, sum: &Option<SumOver>| {
-            terms.zip(sum.as_ref()).map(|(terms, sum)| sum_over(terms, sum)).transpose()
+        let summed = |terms: Option<CpuStorage>, sum: Option<&SumOver>| {
+            terms.zip(sum).map(|(terms, sum)| sum_over(terms, sum)).transpose()
         };
-        Ok(Gradients { scores, bias: summed(logits, &wanted.bias)?, sinks: summed(sinks, &wanted.sinks)? })
+        let of_parts = parts.map(|parts| parts.of_parts());
+        Ok(Gradients {
+            scores,
+            bias: summed(bias, of_parts.as_ref().or(wanted.bias.as_ref()))?,
+            sinks: summed(sinks, wanted.sinks.as_ref())?,
+        })
     }
     let g = Any::read(gradient.storage, gradient.start)?;
     by_dtype!(scores.storage, |xs| {
