@@ -366,8 +366,10 @@ impl<'a> Task<'a> {
         let axes = &geometry.axes[geometry.axes.iter().take_while(moves_nothing).count()..];
         if axes.len() > MAX_AXES {
             candle_core::bail!(
-                "{NAME}: bias, mask and scores lie so differently in memory that lines have {} dimensions, and up to {MAX_AXES} \
-                 are possible: make them contiguous, or flatten dimensions that belong together",
+                "{NAME}: bias and mask are broadcast so differently to {} lines of {} that these have {} dimensions, and up to \
+                 {MAX_AXES} are possible: give them as `broadcast_as` the scores' shape and `contiguous` makes them",
+                self.geometry.lines.count(),
+                self.geometry.lines.len,
                 axes.len()
             )
         }

@@ -812,6 +812,34 @@ fn windows_in_short_lines() -> Result<()> {
     Ok(())
 }
 
+/// More dimensions along which a bias is broadcast and is not than kernels on CUDA tell apart: what the error says helps.
+#[test]
+fn many_dimensions() -> Result<()> {
+    let mut shape = vec![2; 10];
+    let of_bias: Vec<usize> = (0..10).map(|d| 2 - d % 2).chain([5]).collect();
+    shape.push(5);
+    let (scores, bias) = (make(&shape, 2.0, 1, DType::F32)?, make(&of_bias, 2.0, 2, DType::F32)?);
+    let whole = bias.broadcast_as(shape.as_slice())?.contiguous()?;
+    let composed = values(&candle_nn::ops::softmax_last_dim(&(&scores + &whole)?)?)?;
+    for device in devices() {
+        let (scores, bias) = (scores.to_device(&device)?, bias.to_device(&device)?);
+        match Softmax::new().bias(&bias).forward(&scores) {
+            Ok(result) => {
+                let off = values(&result)?.iter().zip(&composed).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+                assert!(off < 1e-6, "{off}");
+            }
+            Err(error) => {
+                let error = error.to_string();
+                assert!(
+                    !device.is_cpu() && error.contains("10 dimensions") && error.contains("`broadcast_as`"),
+                    "{error}"
+                );
+            }
+        }
+    }
+    check(&Case { bias: Some(whole), ..Case::new(scores) })
+}
+
 /// The scores, NaN where the mask has 0.
 fn nan_where_masked(scores: &Tensor, mask: &Tensor) -> Result<Tensor> {
     let nan = Tensor::new(f32::NAN, &Device::Cpu)?.to_dtype(scores.dtype())?.broadcast_as(scores.shape())?;
