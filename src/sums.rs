@@ -57,6 +57,14 @@ impl SumOver {
     }
 }
 
+/// How many elements follow each other along the last of these dimensions.
+pub(crate) fn in_a_row(dims: &[Steps]) -> usize {
+    match dims.last() {
+        Some(Steps { size, stride: 1 }) => *size,
+        _ => 1,
+    }
+}
+
 /// Where the `index`-th element is, the last dimension varying fastest.
 pub(crate) fn offset(dims: &[Steps], mut index: usize) -> usize {
     let mut offset = 0;

@@ -339,12 +339,17 @@ fn units_per_task(unit_elements: usize) -> usize {
     }
 }
 
+/// Whether so many units, of so many elements each, are cut into parts for many threads.
+fn are_split(units: usize, unit_elements: usize) -> bool {
+    units < ENOUGH_LINES && unit_elements >= SPLIT_FROM
+}
+
 /// To be called at a level that the CPU has.
 fn run<S: Simd, P: Pass<S>>(pass: &P, lines: Lines, split: bool) {
     let width = lines.inner.min(P::WIDTH);
     let units = lines.outer * lines.inner.div_ceil(P::WIDTH);
     let unit_elements = lines.len * width;
-    let split = split && units < ENOUGH_LINES && unit_elements >= SPLIT_FROM;
+    let split = split && are_split(units, unit_elements);
     let contiguous = width == lines.inner;
     if !contiguous || split {
         // Each strip has some of every page, and parts of a line are read before any is written.
@@ -424,6 +429,11 @@ fn share_ranges(
     threads::share(elements, count.div_ceil(together), TRADED, &each, by_one)
 }
 
+/// Calls `f(i)` for each i below `count`, on so many elements in all, by several threads, or if one takes less time by that.
+fn share_each(elements: usize, count: usize, f: &(dyn Fn(usize) + Sync)) {
+    threads::share(elements, count, usize::MAX, f, || (0..count).for_each(f))
+}
+
 /// What [`run_parts`] does with parts: the methods of a [`Pass`] that leaves states of type `R`.
 struct OfParts<'a, R> {
     reduce: &'a (dyn Fn(usize, Range<usize>) -> R + Sync),
@@ -445,7 +455,7 @@ fn run_parts<R: Send + Sync>(units: usize, len: usize, width: usize, of_parts: &
 fn run_parts_of<R: Send + Sync>(units: Range<usize>, elements: usize, parts: &[Range<usize>], of_parts: &OfParts<R>) {
     let count = units.len() * parts.len();
     let place = |i: usize| (units.start + i / parts.len(), parts[i % parts.len()].clone());
-    let each = |f: &(dyn Fn(usize) + Sync)| threads::share(elements, count, usize::MAX, f, || (0..count).for_each(f));
+    let each = |f: &(dyn Fn(usize) + Sync)| share_each(elements, count, f);
     let reduced: Vec<OnceLock<R>> = (0..count).map(|_| OnceLock::new()).collect();
     each(&|i| {
         let (unit, part) = place(i);

@@ -1,6 +1,6 @@
 //! Sums over some of a tensor's dimensions, as the gradient of what was broadcast needs them.
 
-use crate::sums::{offset, Steps, SumOver};
+use crate::sums::{in_a_row, offset, SumOver};
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, Result};
 use rayon::prelude::*;
@@ -21,15 +21,9 @@ pub(crate) fn sum_over(storage: CpuStorage, sum: &SumOver) -> Result<CpuStorage>
 fn sums<R: Copy + Sync + Into<f64>>(xs: &[R], sum: &SumOver) -> Vec<f64> {
     let SumOver { kept: outer, summed } = sum;
     // Sums that lie side by side are taken side by side.
-    let row = match outer.last() {
-        Some(Steps { size, stride: 1 }) => *size,
-        _ => 1,
-    };
+    let row = in_a_row(outer);
     // Otherwise what is added up lies side by side.
-    let run = match summed.last() {
-        Some(Steps { size, stride: 1 }) => *size,
-        _ => 1,
-    };
+    let run = in_a_row(summed);
     let (mut out, terms) = (vec![0.0; sum.sums()], sum.terms());
     let per_row = row.div_ceil(WIDTH);
     let mut chunks: Vec<(usize, &mut [f64])> = Vec::new();

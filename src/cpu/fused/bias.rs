@@ -4,10 +4,10 @@ use super::backward::{Backward, BackwardRows, LogitsGradient};
 use crate::cpu::lanes::MAX_LANES;
 use crate::cpu::level::{Simd, Task};
 use crate::cpu::memory::{Elements, Unfilled};
-use crate::cpu::{threads, whole, Element, Pass, ENOUGH_LINES, PART, SPLIT_FROM};
+use crate::cpu::{are_split, share_each, whole, Element, Pass, ENOUGH_LINES, PART};
 use crate::lines::Lines;
 use crate::state::Real;
-use crate::sums::{offset, Steps, SumOver};
+use crate::sums::{in_a_row, offset, SumOver};
 use std::ops::Range;
 
 /// Logits' gradients that are made before they are added up: a cache has room for them and their sums, beside what they are made of.
@@ -27,6 +27,8 @@ pub(super) struct BiasSums {
     /// How many lines that are summed up follow each other, and how many of all of them a part has.
     in_a_row: usize,
     lines_of_part: usize,
+    /// How many tasks each part is, and how many parts there are.
+    tasks_of_part: usize,
     parts: usize,
 }
 
@@ -34,23 +36,31 @@ impl BiasSums {
     /// For sums of these lines' gradients, unless each sum has one term, or what is summed are not whole lines, or they are so long that each is
     /// to be shared out.
     pub fn new(sum: &SumOver, lines: Lines) -> Option<Self> {
-        let are_split = lines.count() < ENOUGH_LINES && lines.len >= SPLIT_FROM;
-        if lines.inner > 1 || are_split || sum.terms() == 1 {
+        if lines.inner > 1 || are_split(lines.count(), lines.len) || sum.terms() == 1 {
             return None;
         }
         let of = sum.of_lines(lines.len)?;
-        let neighbours = |dims: &[Steps]| dims.last().filter(|dim| dim.stride == 1).map_or(1, |dim| dim.size);
-        let (side_by_side, in_a_row) = (neighbours(&of.kept), neighbours(&of.summed));
+        let (side_by_side, in_a_row) = (in_a_row(&of.kept), in_a_row(&of.summed));
         // Parts are to take less memory than what is summed; where there are few, tasks have fewer lines, but as many as short ones are taken together.
         let most_parts = (of.terms() / LEAST_OF_PART).min(lines.elem_count() / PART).max(1);
         let at_once = (AT_ONCE / lines.len).max(1);
         let enough = of.sums().div_ceil((ENOUGH_LINES / most_parts).max(1)).max(MAX_LANES);
         let lines_of_task = enough.min(at_once).min(side_by_side);
         let tasks_side_by_side = side_by_side.div_ceil(lines_of_task);
-        let tasks = of.sums() / side_by_side * tasks_side_by_side;
-        let lines_of_part = of.terms().div_ceil(ENOUGH_LINES.div_ceil(tasks).min(most_parts));
+        let tasks_of_part = of.sums() / side_by_side * tasks_side_by_side;
+        let lines_of_part = of.terms().div_ceil(ENOUGH_LINES.div_ceil(tasks_of_part).min(most_parts));
         let parts = of.terms().div_ceil(lines_of_part);
-        Some(Self { of, lines, side_by_side, lines_of_task, tasks_side_by_side, in_a_row, lines_of_part, parts })
+        Some(Self {
+            of,
+            lines,
+            side_by_side,
+            lines_of_task,
+            tasks_side_by_side,
+            in_a_row,
+            lines_of_part,
+            tasks_of_part,
+            parts,
+        })
     }
 
     /// How many sums there are of all parts.
@@ -64,13 +74,9 @@ impl BiasSums {
         SumOver::new(&[self.parts, sums], &[1, sums])
     }
 
-    fn tasks_of_part(&self) -> usize {
-        self.of.sums() / self.side_by_side * self.tasks_side_by_side
-    }
-
     /// A task's lines of the bias, by their numbers in it, and which part it is.
     fn task(&self, task: usize) -> (Range<usize>, usize) {
-        let (part, rest) = (task / self.tasks_of_part(), task % self.tasks_of_part());
+        let (part, rest) = (task / self.tasks_of_part, task % self.tasks_of_part);
         let (row, task) = (rest / self.tasks_side_by_side, rest % self.tasks_side_by_side);
         let first = task * self.lines_of_task;
         let end = self.side_by_side.min(first + self.lines_of_task);
@@ -113,12 +119,12 @@ pub(super) struct WithBias<'a, T: Element> {
 impl<T: Element> Task for WithBias<'_, T> {
     fn run<S: Simd>(self) {
         let sums = self.sums;
-        let (elements, tasks) = (sums.lines.elem_count(), sums.tasks_of_part() * sums.parts);
+        let elements = sums.lines.elem_count();
         // Tasks have some of every page.
         Pass::<S>::use_first(&BackwardRows(self.backward), 0..elements);
         // SAFETY: the level is one that the CPU has, and each line is one task's.
         let task = |task: usize| unsafe { self.task::<S>(task) };
-        threads::share(elements, tasks, usize::MAX, &task, || (0..tasks).for_each(task));
+        share_each(elements, sums.tasks_of_part * sums.parts, &task);
     }
 }
 
@@ -185,7 +191,7 @@ mod tests {
                 };
                 let mut of_line = vec![None; lines.count()];
                 let mut written = vec![0; sums.parts * sums.of.sums()];
-                for task in 0..sums.tasks_of_part() * sums.parts {
+                for task in 0..sums.tasks_of_part * sums.parts {
                     let (of_bias, part) = sums.task(task);
                     of_bias.clone().for_each(|line| written[part * sums.of.sums() + line] += 1);
                     sums.each(of_bias.clone(), part, |lines| {

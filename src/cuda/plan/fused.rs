@@ -96,13 +96,12 @@ pub(super) const FUSED_TILE_MANY: usize = 26;
 /// [`Plan::parameter`] where a block takes one line, and no part of a warp does.
 pub(crate) const WHOLE_BLOCK: i32 = 6;
 
-/// Of tiles, as far as it depends on the length of a line: as much as a block has without asking for it.
-const MOST_TILE_BYTES: usize = 47 << 10;
-
 /// Lines of any length in tiles. In copies, f16 / f32: with a scale 871486 x 77 1.08 / 1.02, 340613 x 197 1.05 / 1.03, 115977 x 577
 /// 1.12 / 1.02, 32752 x 2047 1.06 / 1.02; with a bias for each 1.33 / 1.04, 1.61 / 1.05, 1.33 / 1.03, 1.63 / 1.45; the gradients with a
 /// scale (floor 1.5) 1.92 / 1.51, 2.35 / 1.56, 1.94 / 1.50, 2.28 / 1.50.
 fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
+    /// As far as it depends on the length of a line: as much as a block has without asking for it.
+    const MOST_BYTES: usize = 47 << 10;
     if !kind.tiles {
         return None;
     }
@@ -141,7 +140,7 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
     let grid = lines.count().div_ceil(per_block);
     // Of gradients another one, for those of the result
     let tiles = if backward { 2 } else { 1 };
-    let possible = threads <= most_threads && grid <= MAX_GRID && tiles * lines.len * size <= MOST_TILE_BYTES;
+    let possible = threads <= most_threads && grid <= MAX_GRID && tiles * lines.len * size <= MOST_BYTES;
     possible.then(|| {
         // Gradients that are held as scores have not the registers for a mask that lines share.
         let shares_mask = !(backward && held == Held::Scores) && tiles_share_mask(kind, size, per_block);
