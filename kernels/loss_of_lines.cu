@@ -1,6 +1,6 @@
 // What a loss makes of its lines' statistics: a loss for each line, or the sum or mean of all, and back the gradients of the statistics. Of
-// a line up to five numbers are read and one is written, or eight backward: next to nothing beside its logits, so what counts is that the
-// launches are few. Terms and sums are of f64, which no number of lines rounds off.
+// a line two to five numbers are read and one is written, or up to three backward: next to nothing beside its logits, so what counts is
+// that the launches are few. Terms and sums are of f64, which no number of lines rounds off.
 #include "reduce.cuh"
 #include "start.cuh"
 #include "targets.cuh"
@@ -29,14 +29,22 @@ struct Terms {
 };
 
 template <typename R>
+__device__ __forceinline__ double log_sum_exp(const R* statistics, int64_t lines, int64_t line) {
+    return double(statistics[MAX * lines + line]) + double(statistics[LOG_SUM * lines + line]);
+}
+
+template <typename R>
 __device__ __forceinline__ Terms terms_of(const R* statistics, int64_t lines, int64_t line, const Factors& factors) {
     const auto read = [&](int which) { return double(statistics[which * lines + line]); };
-    const double count = read(KEPT), weight = factors.weighted ? read(WEIGHT) : count;
+    const double weight = read(WEIGHT), count = factors.weighted ? read(KEPT) : weight;
     double cost = read(LOG_P), square = 0;
     if (factors.weighted) cost *= weight;
     cost *= -factors.of_target;
     if (factors.of_smooth != 0) cost -= factors.of_smooth * read(SMOOTH);
-    if (factors.of_square != 0) square = factors.of_square * read(LOG_SUM_EXP) * read(LOG_SUM_EXP);
+    if (factors.of_square != 0) {
+        const double of_line = log_sum_exp(statistics, lines, line);
+        square = factors.of_square * of_line * of_line;
+    }
     return {cost, weight, square, count};
 }
 
@@ -89,14 +97,12 @@ __device__ __forceinline__ void backward(PARAMETERS(R)) {
     if (line >= lines) return;
     const double gradient = gradients[each ? line : 0], of_cost = gradient / over.weight;
     const double weight = factors.weighted ? double(statistics[WEIGHT * lines + line]) : 1.0;
-    R results[STATISTICS] = {};
-    results[LOG_P] = R(-factors.of_target * weight * of_cost);
-    if (factors.of_smooth != 0) results[SMOOTH] = R(-factors.of_smooth * of_cost);
-    if (factors.of_square != 0) {
-        results[LOG_SUM_EXP] = R(2 * factors.of_square * double(statistics[LOG_SUM_EXP * lines + line]) * (gradient / over.count));
-    }
-#pragma unroll
-    for (int k = 0; k < STATISTICS; k++) out[k * lines + line] = results[k];
+    out[OF_LOG_P * lines + line] = R(-factors.of_target * weight * of_cost);
+    if (factors.of_smooth == 0 && factors.of_square == 0) return;
+    double of_square = 0;
+    if (factors.of_square != 0) of_square = 2 * factors.of_square * log_sum_exp(statistics, lines, line) * (gradient / over.count);
+    out[OF_LOG_SUM_EXP * lines + line] = R(of_square);
+    out[OF_SMOOTH * lines + line] = factors.of_smooth != 0 ? R(-factors.of_smooth * of_cost) : R(0);
 }
 
 #define KERNEL(name, body, dtype, R)                                                                                              \

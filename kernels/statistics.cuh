@@ -20,8 +20,10 @@ struct Request {
     // Lines that are not to be read.
     __device__ __forceinline__ bool skips(int64_t line) const { return targets && ignores(ignored, targets[line]); }
 
+    __device__ __forceinline__ int statistics() const { return weights || smooth ? MOST_STATISTICS : FEWEST_STATISTICS; }
+
     __device__ __forceinline__ void skip(int64_t line) const {
-        for (int k = 0; k < STATISTICS; k++) static_cast<R*>(out)[k * lines + line] = 0;
+        for (int k = 0; k < statistics(); k++) static_cast<R*>(out)[k * lines + line] = 0;
     }
 
     // What a class counts in the sum over classes.
@@ -43,18 +45,19 @@ struct Request {
         const int64_t target = targets[line];
         const bool valid = target >= 0 && target < len;
         const R log = finite ? log_sum : none;
-        const R statistics[STATISTICS] = {
+        const R numbers[MOST_STATISTICS] = {
             valid ? (Element<T>::read(first[target * stride]) - found.max) - log : none,
-            found.max + log,
-            smooth ? sums[0] - sums[1] * log : R(0),
             valid ? weight(target) : weights ? none : R(1),
-            R(1),
             found.max,
             log,
+            R(1),
+            smooth ? sums[0] - sums[1] * log : R(0),
             sums[1],
         };
 #pragma unroll
-        for (int k = 0; k < STATISTICS; k++) static_cast<R*>(out)[k * lines + line] = statistics[k];
+        for (int k = 0; k < MOST_STATISTICS; k++) {
+            if (k < statistics()) static_cast<R*>(out)[k * lines + line] = numbers[k];
+        }
     }
 };
 

@@ -4,9 +4,9 @@
 //! CUDA, and take f16, bf16, f32 and f64 logits with any strides.
 
 use crate::lines::{computed_in, storage_address};
-use crate::loss_of_lines::LossOfLines;
+use crate::loss_of_lines::{LossOfLines, Losses};
 use crate::op::{check_dtype, normal_numbers};
-use crate::statistics::{check_gradient_of_lines, Classes, Ignored, LineStatistics};
+use crate::statistics::{Classes, Ignored, LineStatistics};
 use candle_core::{DType, Error, Result, Tensor};
 
 /// What becomes of the losses of the targets.
@@ -166,7 +166,8 @@ impl CrossEntropy {
         let name = Self::NAME;
         self.check(logits, targets)?;
         let class_dim = 1.min(logits.rank() - 1);
-        let classes = logits.dim(class_dim)?;
+        let count = logits.dim(class_dim)?;
+        let of_smooth = self.label_smoothing / count.max(1) as f64;
         let dtype = computed_in(logits.dtype());
         let weights = match &self.weight {
             Some(weight) => {
@@ -178,7 +179,7 @@ impl CrossEntropy {
             }
             None => None,
         };
-        let op = LineStatistics(Classes {
+        let classes = Classes {
             dim: class_dim,
             // candle copies some empty tensors as if they were broadcast.
             targets: match targets.elem_count() {
@@ -187,22 +188,20 @@ impl CrossEntropy {
             },
             ignored: self.ignored,
             weights,
-            smooth: self.label_smoothing > 0.0,
-        });
-        if targets.elem_count() > 0 && classes == 0 {
+            smooth: of_smooth > 0.0,
+        };
+        if targets.elem_count() > 0 && count == 0 {
             candle_core::bail!("{name}: logits of shape {:?} have no classes", logits.shape())
-        }
-        if logits.track_op() {
-            check_gradient_of_lines(name, targets.elem_count(), logits.device().location())?;
         }
         let of_lines = LossOfLines {
             of_target: 1.0 - self.label_smoothing,
-            of_smooth: self.label_smoothing / classes.max(1) as f64,
+            of_smooth,
             of_square: self.z_loss,
             weighted: self.weight.is_some(),
             reduction: self.reduction,
         };
-        let losses = logits.apply_op1(op)?.apply_op1(of_lines)?;
+        let statistics = logits.apply_op1_no_bwd(&LineStatistics(classes.clone()))?;
+        let losses = logits.apply_op2(&statistics, Losses { of_lines, classes })?;
         match self.reduction {
             Reduction::Mean | Reduction::Sum => Ok(losses),
             Reduction::None => losses.narrow(0, 0, targets.elem_count())?.reshape(targets.shape()),

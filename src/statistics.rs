@@ -10,28 +10,40 @@ use crate::ops;
 use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cpu_backend::CpuDevice;
 use candle_core::{
-    CpuStorage, CudaStorage, CustomOp1, CustomOp3, DType, DeviceLocation, Layout, MetalStorage, Result, Shape, Storage,
-    Tensor, WithDType, D,
+    CpuStorage, CudaStorage, CustomOp1, CustomOp3, DType, Layout, MetalStorage, Result, Shape, Storage, Tensor,
+    WithDType, D,
 };
 
-/// How many numbers [`LineStatistics`] gives for a line. `kernels/targets.cuh` has the same list.
-pub(crate) const STATISTICS: usize = 8;
+// What [`LineStatistics`] gives for a line, all of it 0 where the target is ignored. Of short lines it takes as much memory as they do, so that there
+// is no more of it than somebody reads. `kernels/targets.cuh` has the same lists.
+
 /// (x of the target − max) − ln Σ exp(x − max)
 pub(crate) const LOG_P: usize = 0;
-/// max + ln Σ exp(x − max)
-pub(crate) const LOG_SUM_EXP: usize = 1;
-/// Σ weight · log p over the classes
-pub(crate) const SMOOTH: usize = 2;
-/// The weight of the target.
-pub(crate) const WEIGHT: usize = 3;
-/// 1, or 0 for an ignored target.
+/// The weight of the target, 1 without weights.
+pub(crate) const WEIGHT: usize = 1;
+/// The maximum, and …
+pub(crate) const MAX: usize = 2;
+/// … ln Σ exp(x − max); together log-sum-exp.
+pub(crate) const LOG_SUM: usize = 3;
+/// How many numbers that is, and all there is without smoothing and weights
+const FEWEST_STATISTICS: usize = 4;
+/// 1 whatever the weight
 pub(crate) const KEPT: usize = 4;
-/// For the backward, without gradients: the maximum, …
-pub(crate) const MAX: usize = 5;
-/// … ln Σ exp(x − max), …
-pub(crate) const LOG_SUM: usize = 6;
-/// … and Σ weight over the classes, where [`SMOOTH`] is asked for.
-pub(crate) const SUM_OF_WEIGHTS: usize = 7;
+/// With smoothing, otherwise 0: Σ weight · log p over the classes, and …
+pub(crate) const SMOOTH: usize = 5;
+/// … Σ weight.
+pub(crate) const SUM_OF_WEIGHTS: usize = 6;
+pub(crate) const MOST_STATISTICS: usize = 7;
+
+// What has gradients.
+
+/// The first statistic, …
+pub(crate) const OF_LOG_P: usize = 0;
+/// … log-sum-exp …
+pub(crate) const OF_LOG_SUM_EXP: usize = 1;
+/// … and the sum over the classes.
+pub(crate) const OF_SMOOTH: usize = 2;
+pub(crate) const MOST_GRADIENTS: usize = 3;
 
 /// The same shape with 1 for the dimension that is reduced.
 fn reduced(shape: &Shape, dim: usize) -> Shape {
@@ -105,7 +117,7 @@ impl CustomOp1 for LogSumExp {
     }
 
     /// g · softmax(x), which is taken again from x: the result is too coarse where it is large, or in half precision. It is the
-    /// gradient of a loss in which [`LOG_SUM_EXP`] alone counts, whose numbers of each line take longer than a product of short ones.
+    /// gradient of a loss in which that alone counts, whose numbers of each line take longer than a product of short ones.
     fn bwd(&self, arg: &Tensor, _: &Tensor, grad_res: &Tensor) -> Result<Option<Tensor>> {
         if arg.elem_count() == 0 {
             return Ok(Some(arg.zeros_like()?));
@@ -121,18 +133,6 @@ impl CustomOp1 for LogSumExp {
         let gradient = LossBackward { classes, only_log_sum_exp: true };
         Ok(Some(arg.apply_op3(&statistics, grad_res, gradient)?))
     }
-}
-
-/// An error where the gradient of the [`STATISTICS`] would go wrong: on CUDA candle counts the elements that it adds or copies in 32
-/// bits.
-pub(crate) fn check_gradient_of_lines(op: &'static str, lines: usize, device: DeviceLocation) -> Result<()> {
-    let most = u32::MAX as usize / STATISTICS;
-    if lines > most && matches!(device, DeviceLocation::Cuda { .. }) {
-        candle_core::bail!(
-            "{op}: a gradient of {lines} lines takes candle's ops, which on CUDA can do with {most}; split the tensor"
-        )
-    }
-    Ok(())
 }
 
 /// The target whose lines are ignored.
@@ -165,6 +165,11 @@ pub(crate) struct Classes {
 impl Classes {
     fn lines(&self, shape: &Shape) -> Lines {
         Lines::new(shape, self.dim)
+    }
+
+    /// How many statistics there are for each line.
+    pub fn statistics(&self) -> usize {
+        statistics_of(self.weights.is_some(), self.smooth)
     }
 
     /// Calls `f` with the classes as slices, once every target that counts is known to be one.
@@ -215,16 +220,25 @@ fn slice_of<'a, T: WithDType>(name: &'static str, storage: &'a Storage, layout: 
     }
 }
 
-/// [`STATISTICS`] numbers of each line of logits, as a tensor of shape (STATISTICS, lines) of the dtype computed in. An empty
-/// batch counts as one ignored line.
+/// How many statistics a loss asks for.
+pub(crate) fn statistics_of(weighted: bool, smooth: bool) -> usize {
+    if weighted || smooth {
+        MOST_STATISTICS
+    } else {
+        FEWEST_STATISTICS
+    }
+}
+
+/// [`Classes::statistics`] numbers of each line of logits, as a tensor of shape (numbers, lines) of the dtype computed in. An empty
+/// batch counts as one ignored line. There is no gradient of it: the loss has that of the logits.
 #[derive(Clone, Debug)]
 pub(crate) struct LineStatistics(pub Classes);
 
 impl LineStatistics {
     const NAME: &'static str = "cross-entropy";
 
-    fn shape(lines: Lines) -> Shape {
-        (STATISTICS, lines.count().max(1)).into()
+    fn shape(&self, lines: Lines) -> Shape {
+        (self.0.statistics(), lines.count().max(1)).into()
     }
 }
 
@@ -235,7 +249,7 @@ impl CustomOp1 for LineStatistics {
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let lines = self.0.lines(layout.shape());
-        let shape = Self::shape(lines);
+        let shape = self.shape(lines);
         if lines.count() == 0 {
             let zeros = CpuDevice.zeros_impl(&shape, computed_in(storage.dtype()))?;
             return Ok((zeros, shape));
@@ -260,7 +274,7 @@ impl CustomOp1 for LineStatistics {
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         let lines = self.0.lines(layout.shape());
-        let shape = Self::shape(lines);
+        let shape = self.shape(lines);
         check_dtype(storage.dtype(), Self::NAME)?;
         if lines.count() == 0 {
             return Ok((storage.device().zeros_impl(&shape, computed_in(storage.dtype()))?, shape));
@@ -276,19 +290,15 @@ impl CustomOp1 for LineStatistics {
     fn metal_fwd(&self, _: &MetalStorage, _: &Layout) -> Result<(MetalStorage, Shape)> {
         no_metal(Self::NAME)
     }
-
-    fn bwd(&self, arg: &Tensor, res: &Tensor, grad_res: &Tensor) -> Result<Option<Tensor>> {
-        let gradient = LossBackward { classes: self.0.clone(), only_log_sum_exp: false };
-        Ok(Some(arg.apply_op3(res, grad_res, gradient)?))
-    }
 }
 
-/// The gradient of the logits from their lines' statistics and the gradients of those, or of [`LOG_SUM_EXP`] alone in the logits' dtype. It has none itself,
-/// as candle says when a second derivative is asked for, unless it is that of a log-sum-exp.
+/// The gradient of the logits from their lines' statistics and the gradients of those, shape (1, lines) of [`OF_LOG_P`], (3, lines) of all, or (lines,) of
+/// [`OF_LOG_SUM_EXP`] in the logits' dtype; the others are 0. It has none itself, as candle says when a second derivative is asked for, unless it is that of
+/// a log-sum-exp.
 #[derive(Clone, Debug)]
 pub(crate) struct LossBackward {
     pub classes: Classes,
-    /// Whether there is but one gradient for each line, and all others are 0.
+    /// Whether it is the gradient of a log-sum-exp.
     pub only_log_sum_exp: bool,
 }
 
@@ -296,11 +306,11 @@ impl LossBackward {
     const NAME: &'static str = "cross-entropy-backward";
 }
 
-/// The gradients of all statistics of so many lines, of whose log-sum-exps alone there are gradients, from `start` on and of the logits' dtype.
+/// The gradients of so many lines, of whose log-sum-exps alone there are gradients, from `start` on and of the logits' dtype.
 fn beside_zeros<T: WithDType, R: WithDType>(_: &[T], given: &CpuStorage, start: usize, lines: usize) -> Result<Vec<R>> {
-    let mut all = vec![R::from_f64(0.0); STATISTICS * lines];
+    let mut all = vec![R::from_f64(0.0); (OF_LOG_SUM_EXP + 1) * lines];
     let given = &given.as_slice::<T>()?[start..][..lines];
-    all[LOG_SUM_EXP * lines..].iter_mut().zip(given).for_each(|(to, from)| *to = R::from_f64(from.to_f64()));
+    all[OF_LOG_SUM_EXP * lines..].iter_mut().zip(given).for_each(|(to, from)| *to = R::from_f64(from.to_f64()));
     Ok(all)
 }
 
@@ -330,14 +340,15 @@ impl CustomOp3 for LossBackward {
         );
         let elements = x.start()..x.start() + lines.elem_count();
         let out = on_cpu!(Self::NAME, x.storage(), |xs| {
-            let statistics = &statistics.storage().as_slice()?[statistics.start()..][..STATISTICS * lines.count()];
+            let numbers = self.classes.statistics() * lines.count();
+            let statistics = &statistics.storage().as_slice()?[statistics.start()..][..numbers];
             let (given, start) = (gradients.storage(), gradients.start());
             let all;
             let gradients = if self.only_log_sum_exp {
                 all = beside_zeros(xs, given, start, lines.count())?;
                 &all
             } else {
-                &given.as_slice()?[start..][..statistics.len()]
+                &given.as_slice()?[start..][..gradients_layout.shape().elem_count()]
             };
             self.classes.on_cpu(Self::NAME, lines, |classes| {
                 cpu::loss_backward(&xs[elements], lines, statistics, gradients, classes)

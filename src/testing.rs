@@ -124,7 +124,7 @@ impl CrossEntropyKernels {
         logits.apply_op1_no_bwd(&self.0)
     }
 
-    /// The gradient of the logits, given that of the statistics.
+    /// The gradient of the logits, given that of the log-probabilities of the targets, shape (1, lines).
     pub fn backward(&self, logits: &Tensor, statistics: &Tensor, gradient: &Tensor) -> Result<Tensor> {
         let op = LossBackward { classes: self.0 .0.clone(), only_log_sum_exp: false };
         logits.apply_op3_no_bwd(statistics, gradient, &op)

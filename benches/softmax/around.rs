@@ -2,7 +2,7 @@
 
 use crate::report::{find, Row};
 use crate::shapes::{Shape, COMPOSED, OURS};
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_softmax::{loss::CrossEntropy, ops, testing, testing::CrossEntropyKernels, Softmax};
 
 /// A call on tensors that were made for it.
@@ -80,6 +80,8 @@ pub const OWN_CALLS: &[&str] = &[
     "scale + causal backward",
     "cross_entropy kernel",
     "cross_entropy kernels with backward",
+    "cross_entropy",
+    "cross_entropy step",
     TOP_K,
     TOP_K_OF_ALL,
     "topk_softmax backward",
@@ -96,6 +98,7 @@ pub fn is_along(call: &str, shape: &Shape) -> bool {
     let last = shape.dim + 1 == shape.dims.len();
     match call {
         "scale + causal" | "scale + causal backward" => last && shape.dim > 0,
+        "cross_entropy" | "cross_entropy step" => shape.dim == 1,
         _ => last || !call.starts_with(TOP_K),
     }
 }
@@ -288,17 +291,26 @@ pub fn call(name: &str, dims: &[usize], dim: usize, dtype: DType, device: &Devic
             let g = ops::topk_softmax(&xs, k, renormalise)?.0.randn_like(0.0, 1.0)?;
             Box::new(move || backward(&g))
         }
-        "cross_entropy" | "cross_entropy kernel" | "cross_entropy kernels with backward" => {
-            let lines = dims.iter().product::<usize>() / dims[dim];
+        "cross_entropy" | "cross_entropy step" => {
+            let lines = [&dims[..1], &dims[2..]].concat();
             let targets = Tensor::rand(0f32, dims[dim] as f32, lines, device)?.to_dtype(DType::I64)?;
             if name == "cross_entropy" {
                 return Ok(Box::new(move || CrossEntropy::new().forward(&xs, &targets)));
             }
+            let xs = Var::from_tensor(&xs)?;
+            Box::new(move || {
+                let gradients = CrossEntropy::new().forward(&xs, &targets)?.backward()?;
+                gradients.get(&xs).cloned().ok_or_else(|| candle_core::Error::Msg("no gradient of the logits".into()))
+            })
+        }
+        "cross_entropy kernel" | "cross_entropy kernels with backward" => {
+            let lines = dims.iter().product::<usize>() / dims[dim];
+            let targets = Tensor::rand(0f32, dims[dim] as f32, lines, device)?.to_dtype(DType::I64)?;
             let kernels = CrossEntropyKernels::new(targets, dim);
             if name == "cross_entropy kernel" {
                 return Ok(Box::new(move || kernels.forward(&xs)));
             }
-            let gradient = Tensor::randn(0f32, 1f32, kernels.forward(&xs)?.dims(), device)?;
+            let gradient = Tensor::randn(0f32, 1f32, (1, lines), device)?;
             Box::new(move || kernels.backward(&xs, &kernels.forward(&xs)?, &gradient))
         }
         "softmax" => Box::new(move || ops::softmax(&xs, dim)),

@@ -12,7 +12,7 @@ use super::{run, run_units, Element, Pass};
 use crate::lines::Lines;
 use crate::op::Schedule;
 use crate::state::{CompensatedSum, Merge, Number, Real, SoftmaxState};
-use crate::statistics::{self, Ignored, STATISTICS};
+use crate::statistics::{self, statistics_of, Ignored, MOST_STATISTICS};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -29,6 +29,11 @@ pub(crate) struct Classes<'a, R> {
 }
 
 impl<R: Real> Classes<'_, R> {
+    /// How many statistics of a line are asked for.
+    fn statistics(&self) -> usize {
+        statistics_of(self.weights.is_some(), self.smooth)
+    }
+
     /// The class, unless the line is to be ignored.
     fn target(&self, line: usize) -> Option<usize> {
         let target = self.targets[line];
@@ -82,9 +87,10 @@ pub(crate) fn log_sum_exp<T: Element>(src: &[T], lines: Lines) -> Vec<T::Real> {
 /// The statistics of each line of `src`.
 pub(crate) fn line_statistics<T: Element>(src: &[T], lines: Lines, classes: Classes<T::Real>) -> Vec<T::Real> {
     let src = Elements::read(src);
+    let count = classes.statistics() * lines.count();
     let classes = Some(classes);
     // SAFETY: every line's are written.
-    unsafe { filled(STATISTICS * lines.count(), |out| Level::best().run(Statistics { src, out, lines, classes })) }
+    unsafe { filled(count, |out| Level::best().run(Statistics { src, out, lines, classes })) }
 }
 
 /// The gradient of the logits `src`, given the statistics of their lines and the gradients of those.
@@ -158,7 +164,7 @@ impl<R: Real> Found<R> {
 #[derive(Clone, Copy)]
 struct Statistics<'a, T: Element> {
     src: Elements<'a, T>,
-    /// A log-sum-exp for each line; with `classes` [`STATISTICS`] numbers, as many apart as there are lines.
+    /// A log-sum-exp for each line; with `classes` its [statistics](Classes::statistics), as many apart as there are lines.
     out: Elements<'a, T::Real>,
     lines: Lines,
     classes: Option<Classes<'a, T::Real>>,
@@ -189,10 +195,9 @@ impl<'a, T: Element> Statistics<'a, T> {
             };
             return put(0, if finite { found.max + log_sum } else { special() });
         };
-        let mut numbers = [zero; STATISTICS];
+        let mut numbers = [zero; MOST_STATISTICS];
         if let Some(target) = classes.target(line) {
             numbers[statistics::LOG_P] = (at(target) - found.max) - log_sum;
-            numbers[statistics::LOG_SUM_EXP] = found.max + log_sum;
             if classes.smooth {
                 numbers[statistics::SMOOTH] = found.terms - classes.sum_of_weights * log_sum;
                 numbers[statistics::SUM_OF_WEIGHTS] = classes.sum_of_weights;
@@ -202,7 +207,7 @@ impl<'a, T: Element> Statistics<'a, T> {
             numbers[statistics::MAX] = found.max;
             numbers[statistics::LOG_SUM] = log_sum;
         }
-        numbers.into_iter().enumerate().for_each(|(index, number)| put(index, number));
+        numbers.into_iter().take(classes.statistics()).enumerate().for_each(|(index, number)| put(index, number));
     }
 }
 
@@ -283,14 +288,16 @@ impl<'a, T: Element> Statistics<'a, T> {
             let half = T::Lanes::<S>::splat(T::Real::nearest(0.5));
             for (index, of_kept) in [
                 (statistics::LOG_P, (logits - max) - log_sum),
-                (statistics::LOG_SUM_EXP, max + log_sum),
-                (statistics::SMOOTH, none),
-                (statistics::SUM_OF_WEIGHTS, none),
                 (statistics::WEIGHT, weights),
-                (statistics::KEPT, kept),
                 (statistics::MAX, max),
                 (statistics::LOG_SUM, log_sum),
-            ] {
+                (statistics::KEPT, kept),
+                (statistics::SMOOTH, none),
+                (statistics::SUM_OF_WEIGHTS, none),
+            ]
+            .into_iter()
+            .take(classes.statistics())
+            {
                 let number = half.if_less(kept, of_kept, none);
                 number.put(self.out.at(index * self.lines.count() + first, count), count);
             }
@@ -719,9 +726,9 @@ impl<R: Real> LineGradient<R> {
             let log_sum = zero - R::NEG_INFINITY;
             return Self { max: zero, log_sum, of_p: zero, of_weight: zero, of_target: zero, target };
         }
-        let (of_target, of_weight) = (gradient(statistics::LOG_P), gradient(statistics::SMOOTH));
+        let (of_target, of_weight) = (gradient(statistics::OF_LOG_P), gradient(statistics::OF_SMOOTH));
         let (max, log_sum) = (statistic(statistics::MAX), statistic(statistics::LOG_SUM));
-        let of_p = gradient(statistics::LOG_SUM_EXP) - of_target - statistic(statistics::SUM_OF_WEIGHTS) * of_weight;
+        let of_p = gradient(statistics::OF_LOG_SUM_EXP) - of_target - statistic(statistics::SUM_OF_WEIGHTS) * of_weight;
         // A NaN in the line is one in its sum, and in all of its gradient.
         let of_p = if log_sum.differs(log_sum) { log_sum } else { of_p };
         Self { max, log_sum, of_p, of_weight, of_target, target }
@@ -744,7 +751,7 @@ struct LossBackward<'a, T: Element> {
     out: Elements<'a, T>,
     lines: Lines,
     classes: Classes<'a, T::Real>,
-    /// As many apart as there are lines.
+    /// As many apart as there are lines; what there is none of is 0.
     statistics: &'a [T::Real],
     gradients: &'a [T::Real],
 }
@@ -760,7 +767,10 @@ impl<T: Element> LossBackward<'_, T> {
         let zero = T::Lanes::<S>::splat(T::Real::ZERO);
         let of = {
             #[inline(always)]
-            |values: &[T::Real], index: usize| match values[index * self.lines.count() + first..].get(..count) {
+            |values: &[T::Real], index: usize| match values
+                .get(index * self.lines.count() + first..)
+                .and_then(|of| of.get(..count))
+            {
                 // SAFETY: as many are there; the rest by the caller's promise.
                 Some(values) => unsafe { T::Lanes::<S>::get(values.as_ptr(), count) },
                 None => zero,
@@ -775,9 +785,10 @@ impl<T: Element> LossBackward<'_, T> {
         // SAFETY: a vector is there; the rest by the caller's promise.
         let target = unsafe { T::Lanes::<S>::load(targets.as_ptr()) };
         let none = T::Lanes::<S>::splat(T::Real::nearest(-0.5));
-        let (of_target, of_weight) = (of(self.gradients, statistics::LOG_P), of(self.gradients, statistics::SMOOTH));
+        let (of_target, of_weight) =
+            (of(self.gradients, statistics::OF_LOG_P), of(self.gradients, statistics::OF_SMOOTH));
         let log_sum = of(self.statistics, statistics::LOG_SUM);
-        let of_p = of(self.gradients, statistics::LOG_SUM_EXP) - of_target;
+        let of_p = of(self.gradients, statistics::OF_LOG_SUM_EXP) - of_target;
         // A NaN in the line is one in its sum, and in all of its gradient.
         let of_p = of_p - of(self.statistics, statistics::SUM_OF_WEIGHTS) * of_weight + log_sum * zero;
         [

@@ -149,10 +149,15 @@ impl Key {
             }
             Kernel::FusedRows { backward, scores } => fused("rows", backward, of_scores(scores)),
             Kernel::StatisticsRows => "statistics_rows".into(),
+            Kernel::StatisticsWarp => "warp_statistics".into(),
             Kernel::StatisticsTile => "tile_statistics".into(),
+            Kernel::StatisticsThread { held: true, .. } => "thread_statistics_held".into(),
+            Kernel::StatisticsThread { pairs, .. } => format!("thread_statistics{}", of_pairs(pairs)),
             Kernel::StatisticsColumns { pairs } => format!("statistics_columns{}", of_pairs(pairs)),
             Kernel::LossBackwardRows => "loss_backward_rows".into(),
+            Kernel::LossBackwardGroups => "loss_backward_groups".into(),
             Kernel::LossBackwardShortRows => "loss_backward_short_rows".into(),
+            Kernel::LossBackwardNarrowColumns => "loss_backward_narrow_columns".into(),
             Kernel::LossBackwardColumns { pairs } => format!("loss_backward_columns{}", of_pairs(pairs)),
             Kernel::TopKRows => "top_k_rows".into(),
             Kernel::TopKShortRows { most } => format!("top_k_short_rows_{most}"),
@@ -326,15 +331,19 @@ mod tests {
             Kernel::OnlineColumns,
             Kernel::Reduce,
             Kernel::StatisticsRows,
+            Kernel::StatisticsWarp,
             Kernel::StatisticsTile,
             Kernel::LossBackwardRows,
+            Kernel::LossBackwardGroups,
             Kernel::LossBackwardShortRows,
+            Kernel::LossBackwardNarrowColumns,
             Kernel::TopKRows,
             Kernel::TopKBackward,
         ];
         let in_groups = |pairs| {
             [
                 Kernel::BackwardGroup { pairs },
+                Kernel::StatisticsThread { pairs, held: false },
                 Kernel::StatisticsColumns { pairs },
                 Kernel::LossBackwardColumns { pairs },
                 Kernel::FusedGroup { backward: false, scores: true, pairs },
@@ -371,6 +380,7 @@ mod tests {
             let (whole, any) = (true, false);
             let wide: &[Kernel] = match dtype {
                 "f32" => &[
+                    Kernel::StatisticsThread { pairs: false, held: true },
                     Kernel::TopKShortRows { most: 1024 },
                     Kernel::FewRows { columns: 4, rows: 4, whole },
                     Kernel::FewRows { columns: 4, rows: 8, whole },
@@ -418,6 +428,7 @@ mod tests {
                     Kernel::Cluster { count: 32, whole: any },
                 ],
                 _ => &[
+                    Kernel::StatisticsThread { pairs: true, held: true },
                     Kernel::TopKShortRows { most: 1024 },
                     Kernel::FewRows { columns: 8, rows: 4, whole },
                     Kernel::FewRows { columns: 8, rows: 8, whole },

@@ -10,7 +10,7 @@ use crate::lines::Lines;
 use crate::loss_of_lines::LossOfLines;
 use crate::op::Output;
 use crate::state::Real;
-use crate::statistics::{Ignored, STATISTICS};
+use crate::statistics::{statistics_of, Ignored, MOST_GRADIENTS};
 use candle_core::cuda_backend::cudarc::driver::{
     sys, CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr,
 };
@@ -434,6 +434,11 @@ pub(super) struct Classes<'a, R> {
 }
 
 impl<R> Classes<'_, R> {
+    /// How many there are of each line, as the kernels have it, too.
+    fn statistics(&self) -> usize {
+        statistics_of(self.weights.is_some(), self.smooth)
+    }
+
     fn check(&self, lines: Lines) -> Result<()> {
         let weights = self.weights.as_ref().map_or(lines.len, |weights| weights.len());
         if self.targets.len() != lines.count() || weights != lines.len {
@@ -454,7 +459,7 @@ fn check_count(lines: Lines) -> Result<()> {
     Ok(())
 }
 
-/// Log-sum-exps of the lines, or with `classes` their statistics, `STATISTICS` numbers a line.
+/// Log-sum-exps of the lines, or with `classes` their statistics.
 pub(super) fn statistics<T: CudaElement, O: DeviceRepr>(
     device: &CudaDevice,
     x: CudaView<'_, T>,
@@ -469,7 +474,7 @@ pub(super) fn statistics<T: CudaElement, O: DeviceRepr>(
         None => (1, size_of::<T>()),
         Some(classes) => {
             classes.check(lines)?;
-            (STATISTICS, size_of::<T::Real>())
+            (classes.statistics(), size_of::<T::Real>())
         }
     };
     if out.len() != per_line * lines.count() || size_of::<O>() != size {
@@ -498,9 +503,9 @@ pub(super) fn statistics<T: CudaElement, O: DeviceRepr>(
     unsafe { launch(&stream, key, device, plan, arguments) }
 }
 
-/// Gradients of the statistics of lines: all of them or, beside which the others are 0, one for each line, of its log-sum-exp, in the logits' dtype.
+/// Gradients of the statistics of lines, of the first or of all three; or of log-sum-exps alone, in the logits' dtype. The others are 0.
 pub(super) enum StatisticsGradients<'a, T: CudaElement> {
-    All(CudaView<'a, T::Real>),
+    OfStatistics(CudaView<'a, T::Real>),
     LogSumExp(CudaView<'a, T>),
 }
 
@@ -517,13 +522,14 @@ pub(super) fn loss_backward<T: CudaElement>(
     check_lengths(lines, [x.len(), grad.len()])?;
     check_count(lines)?;
     classes.check(lines)?;
-    let count = STATISTICS * lines.count();
-    let given = match &gradients {
-        StatisticsGradients::All(all) => all.len() == count,
-        StatisticsGradients::LogSumExp(alone) => alone.len() == lines.count(),
+    // How many gradients there are of each line, as the kernels are told: 0 stands for that of log-sum-exp.
+    let (given, each, possible) = match &gradients {
+        StatisticsGradients::OfStatistics(of) => (of.len(), of.len() / lines.count().max(1), &[1, MOST_GRADIENTS][..]),
+        StatisticsGradients::LogSumExp(alone) => (alone.len(), 0, &[0][..]),
     };
-    if statistics.len() != count || !given {
-        candle_core::bail!("candle-softmax: {} numbers for the statistics of {lines:?}", statistics.len())
+    let numbers = [statistics.len(), given];
+    if numbers != [classes.statistics() * lines.count(), each.max(1) * lines.count()] || !possible.contains(&each) {
+        candle_core::bail!("candle-softmax: {numbers:?} numbers for the statistics of {lines:?} and their gradients")
     }
     let stream = device.cuda_stream();
     let (x, _x_read) = x.device_ptr(&stream);
@@ -531,9 +537,9 @@ pub(super) fn loss_backward<T: CudaElement>(
     let (targets, _targets_read) = classes.targets.device_ptr(&stream);
     let weights = classes.weights.as_ref().map(|weights| weights.device_ptr(&stream));
     let (statistics, _statistics_read) = statistics.device_ptr(&stream);
-    let (alone, (gradients, _gradients_read)) = match &gradients {
-        StatisticsGradients::All(all) => (false, all.device_ptr(&stream)),
-        StatisticsGradients::LogSumExp(alone) => (true, alone.device_ptr(&stream)),
+    let (gradients, _gradients_read) = match &gradients {
+        StatisticsGradients::OfStatistics(of) => of.device_ptr(&stream),
+        StatisticsGradients::LogSumExp(alone) => alone.device_ptr(&stream),
     };
     let arguments = Arguments::new()
         .push(x)
@@ -548,7 +554,7 @@ pub(super) fn loss_backward<T: CudaElement>(
         .push(weights.as_ref().map_or(0, |(weights, _read)| *weights))
         .push(statistics)
         .push(gradients)
-        .push(alone as u64);
+        .push(each as u64);
     let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
     // SAFETY: as of `statistics`.
     unsafe { launch(&stream, key, device, plan, arguments) }
@@ -562,14 +568,14 @@ pub(super) fn loss_of_lines<R: CudaElement>(
     gradients: Option<CudaView<'_, R>>,
     out: &mut CudaViewMut<'_, R>,
 ) -> Result<()> {
-    let lines = statistics.len() / STATISTICS;
+    let lines = statistics.len() / op.statistics();
     let losses = op.losses(lines);
     let (of_out, of_gradients) = match &gradients {
         None => (losses, losses),
-        Some(gradients) => (statistics.len(), gradients.len()),
+        Some(gradients) => (op.gradients() * lines, gradients.len()),
     };
     let numbers = [statistics.len(), out.len(), of_gradients];
-    if numbers != [STATISTICS * lines, of_out, losses] || !(1..=i32::MAX as usize).contains(&lines) {
+    if numbers != [op.statistics() * lines, of_out, losses] || !(1..=i32::MAX as usize).contains(&lines) {
         candle_core::bail!("candle-softmax: {numbers:?} numbers for the losses of {lines} lines")
     }
     let kernel = match gradients {

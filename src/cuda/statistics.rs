@@ -5,7 +5,7 @@ use super::{alignment, by_dtype, by_dtype_computed_in, elements, functions, laun
 use super::{CudaElement, Elements};
 use crate::lines::{contiguous_range, unsupported_dtype, Contiguous, Lines};
 use crate::loss_of_lines::LossOfLines;
-use crate::statistics::{Classes, LossBackward, STATISTICS};
+use crate::statistics::{Classes, LossBackward};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{CudaView, DevicePtr};
 use candle_core::cuda_backend::CudaDType;
@@ -22,7 +22,7 @@ pub(crate) fn log_sum_exp(name: &'static str, lines: Lines, x: Operand) -> Resul
             let device = x.device();
             let x = Contiguous::new(name, x, layout)?;
             let x = elements::<T>(&x, lines)?;
-            let plan = plan::statistics(lines, facts_of(&x, device), functions::facts(device)?);
+            let plan = plan::statistics(lines, facts_of(&x, device), false, functions::facts(device)?);
             launch::statistics(device, x, out, lines, plan, None)
         })
     }
@@ -37,12 +37,12 @@ pub(crate) fn line_statistics(name: &'static str, lines: Lines, x: Operand, clas
         (x, layout): Operand,
         classes: &Classes,
     ) -> Result<CudaStorage> {
-        new_storage::<T::Real>(x.device(), one_each(lines, STATISTICS), |out| {
+        new_storage::<T::Real>(x.device(), one_each(lines, classes.statistics()), |out| {
             let device = x.device();
             let stored = Stored::new(classes);
             let x = Contiguous::new(name, x, layout)?;
             let x = elements::<T>(&x, lines)?;
-            let plan = plan::statistics(lines, facts_of(&x, device), functions::facts(device)?);
+            let plan = plan::statistics(lines, facts_of(&x, device), classes.smooth, functions::facts(device)?);
             launch::statistics(device, x, out, lines, plan, Some(stored.view(classes)?))
         })
     }
@@ -61,19 +61,23 @@ pub(crate) fn loss_backward(
         name: &'static str,
         lines: Lines,
         (x, layout): Operand,
-        [s, g]: [Operand; 2],
+        [s, (g, gradients)]: [Operand; 2],
         op: &LossBackward,
     ) -> Result<CudaStorage> {
         new_storage::<T>(x.device(), lines, |out| {
             let device = x.device();
             let stored = Stored::new(&op.classes);
-            let (x, s, g) =
-                (Contiguous::new(name, x, layout)?, Contiguous::new(name, s.0, s.1)?, Contiguous::new(name, g.0, g.1)?);
+            let (x, s, g) = (
+                Contiguous::new(name, x, layout)?,
+                Contiguous::new(name, s.0, s.1)?,
+                Contiguous::new(name, g, gradients)?,
+            );
             let x = elements::<T>(&x, lines)?;
-            let s = elements(&s, one_each(lines, STATISTICS))?;
+            let s = elements(&s, one_each(lines, op.classes.statistics()))?;
+            let given = gradients.shape().elem_count() / lines.count();
             let g = match op.only_log_sum_exp {
                 true => StatisticsGradients::LogSumExp(elements(&g, one_each(lines, 1))?),
-                false => StatisticsGradients::All(elements(&g, one_each(lines, STATISTICS))?),
+                false => StatisticsGradients::OfStatistics(elements(&g, one_each(lines, given))?),
             };
             let plan = plan::loss_backward(lines, facts_of(&x, device), functions::facts(device)?);
             launch::loss_backward(device, x, (s, g), out, lines, plan, stored.view(&op.classes)?)
@@ -95,8 +99,8 @@ pub(crate) fn loss_of_lines(
         (statistics, layout): Operand,
         gradients: Option<Operand>,
     ) -> Result<CudaStorage> {
-        let count = layout.shape().elem_count();
-        let written = if gradients.is_some() { count } else { op.losses(count / STATISTICS) };
+        let (numbers, lines) = layout.shape().dims2()?;
+        let written = if gradients.is_some() { op.gradients() * lines } else { op.losses(lines) };
         new_storage::<R>(statistics.device(), all(written), |out| {
             let device = statistics.device();
             let statistics = Contiguous::new(name, statistics, layout)?;
@@ -104,7 +108,7 @@ pub(crate) fn loss_of_lines(
                 gradients.map(|(of, layout)| Result::Ok((Contiguous::new(name, of, layout)?, layout))).transpose()?;
             let of_losses =
                 gradients.as_ref().map(|(of, layout)| elements(of, all(layout.shape().elem_count()))).transpose()?;
-            launch::loss_of_lines(device, op, elements(&statistics, all(count))?, of_losses, out)
+            launch::loss_of_lines(device, op, elements(&statistics, all(numbers * lines))?, of_losses, out)
         })
     }
     by_dtype_computed_in!(name, statistics.0.dtype(), run(name, op, statistics, gradients))

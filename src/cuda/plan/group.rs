@@ -50,10 +50,15 @@ pub(super) const LITTLE_KEPT: [usize; 2] = [0, 2];
 pub(super) const SOME_KEPT: [usize; 2] = [16, 2];
 pub(super) const MUCH_KEPT: [usize; 2] = [128, 32];
 
-/// Whether threads take lines of half precision that lie side by side in pairs, as words: where all rows begin at words, and it is better.
-fn takes_pairs(lines: Lines, elements: Elements, [each, inner]: [usize; 2], device: DeviceFacts) -> bool {
+/// Whether lines of half precision that lie side by side can be taken in pairs, as words: where all rows begin at words.
+pub(super) fn are_words(lines: Lines, elements: Elements) -> bool {
     let alignment = elements.input_alignment.min(elements.output_alignment);
-    let pairs = elements.size == WORD / 2 && alignment.is_multiple_of(WORD) && lines.inner.is_multiple_of(2);
+    elements.size == WORD / 2 && alignment.is_multiple_of(WORD) && lines.inner.is_multiple_of(2)
+}
+
+/// Whether threads take them so: where it is better.
+fn takes_pairs(lines: Lines, elements: Elements, [each, inner]: [usize; 2], device: DeviceFacts) -> bool {
+    let pairs = are_words(lines, elements);
     let many = lines.elem_count() >= each * GROUP_RESIDENT * device.multiprocessors && lines.inner >= inner;
     pairs && (many || device.forced == Some(Family::Reduce))
 }

@@ -228,18 +228,27 @@ pub(crate) enum Kernel {
         scores: bool,
     },
     /// Log-sum-exp and what a loss needs of each line: one block or cluster per contiguous line; or several lines to a block, short ones in
-    /// tiles as above, and groups of threads for those side by side.
+    /// registers, where they are whole packs, or in tiles as above; …
     StatisticsRows,
+    StatisticsWarp,
     StatisticsTile,
+    /// … of lines side by side, one or two to a thread, or groups of threads. `held`: all of a line is in registers, of half precision in pairs.
+    StatisticsThread {
+        pairs: bool,
+        held: bool,
+    },
     StatisticsColumns {
         pairs: bool,
     },
-    /// The gradient of a loss: some blocks to a contiguous line, several short ones to a block, groups of threads for those side by side.
+    /// The gradient of a loss: some blocks to a contiguous line, several short ones to a block, by packs or, the shortest, by elements; …
     LossBackwardRows,
+    LossBackwardGroups,
     LossBackwardShortRows,
+    /// … of lines side by side, one or two to a thread, or groups of threads where rows are narrow.
     LossBackwardColumns {
         pairs: bool,
     },
+    LossBackwardNarrowColumns,
     /// What a loss makes of the statistics: a loss for each line, or parts of the sums over many and a loss for all; and back their gradients.
     LossOfEachLine,
     LossOfParts,
@@ -383,10 +392,11 @@ pub(crate) struct Plan {
     pub cluster: u32,
     pub shared_bytes: u32,
     /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], [`Kernel::Tile`],
-    /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::FusedBiasWarp`], [`Kernel::FusedBiasTile`], [`Kernel::StatisticsTile`], [`Kernel::LossBackwardShortRows`]), of those
+    /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::FusedBiasWarp`], [`Kernel::FusedBiasTile`], [`Kernel::StatisticsWarp`], [`Kernel::StatisticsTile`],
+    /// [`Kernel::LossBackwardGroups`], [`Kernel::LossBackwardShortRows`]), of those
     /// side by side ([`Kernel::Column`]), of those that share all lines side by side, [`NARROW_ALONE`] if a block does
     /// ([`Kernel::Narrow`], [`Kernel::BackwardNarrow`]), or of a group, and its lines side by side ([`Kernel::BackwardGroup`],
-    /// [`Kernel::FusedGroup`], [`Kernel::FusedRows`], [`Kernel::StatisticsColumns`], [`Kernel::LossBackwardColumns`]); threads
+    /// [`Kernel::FusedGroup`], [`Kernel::FusedRows`], [`Kernel::StatisticsColumns`], [`Kernel::LossBackwardNarrowColumns`]); threads
     /// side by side ([`Kernel::FewRows`]); whether both tensors begin at multiples of 16 bytes ([`Kernel::Run`]); how many lines
     /// ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`], [`Kernel::FusedBlock`], a warp's [`FusedLines::ScoresWindow`]);
     /// the rows of a block ([`Kernel::Strip`], [`Kernel::Resident`], [`Kernel::SplitColumnsApply`],
@@ -413,7 +423,6 @@ impl Plan {
         match self.kernel {
             Kernel::BackwardGroup { pairs: true }
             | Kernel::StatisticsColumns { pairs: true }
-            | Kernel::LossBackwardColumns { pairs: true }
             | Kernel::FusedGroup { pairs: true, .. } => 2,
             _ => 1,
         }

@@ -1,12 +1,12 @@
 //! Log-sum-exp, losses and the greatest elements.
 
 use super::group::{
-    blocks_of_few, group_of_pairs, in_clusters, threads_and_across, GROUP_ELEMENTS, GROUP_RESIDENT, GROUP_TILE,
-    MUCH_KEPT,
+    are_words, blocks_of_few, group, group_of_pairs, in_clusters, threads_and_across, GROUP_ELEMENTS, GROUP_RESIDENT,
+    GROUP_TILE, MUCH_KEPT,
 };
 use super::{
-    plan, tile_bytes, tile_fills, tile_units, DeviceFacts, Elements, Kernel, Plan, MAX_BLOCK, PACK_BYTES, THREADS,
-    TILE_FEW_UNITS, WARP, WARP_BLOCK,
+    plan, plan_across, tile_bytes, tile_fills, tile_units, whole_packs, DeviceFacts, Elements, Kernel, Plan, MAX_BLOCK,
+    PACK_BYTES, THREADS, TILE_FEW_UNITS, WARP, WARP_BLOCK,
 };
 use crate::lines::Lines;
 
@@ -22,6 +22,22 @@ pub(super) const STATISTICS_WORDS: usize = 16;
 const STATISTICS_PACKS: usize = 16;
 pub(super) const STATISTICS_BLOCK: usize = 128;
 const LOSS_BLOCK: usize = 256;
+/// Rows of lines side by side that a thread has in flight.
+const LOSS_ROWS: usize = 8;
+/// Lines side by side up to this length, whose rows have a warp's elements at least, are one thread's, and in its registers; longer ones where
+/// there are so many such threads for each multiprocessor. On an H200, a group of threads and one, us: 8 x 21 x 262144 f32 99 and 61, bf16 71 and
+/// 46; 16 x 150 x 4096 27 and 13, 19 and 12 (bf16: 248 threads each); 4 x 1000 x 4096 30 and 75, 19 and 44 (124 and 62).
+const HELD_STATISTICS: usize = 32;
+const THREADS_OF_LINES: usize = 192;
+/// Contiguous lines of whole packs take a warp or less where that has so many packs for each thread. On an H200, us, in tiles, by two and by four packs: 1048576
+/// x 16 f32 41, 30 and 23; 262144 x 128 bf16 31, 28 and 21.
+const WARP_PACKS: usize = 4;
+/// Gradients of contiguous lines by packs, but for the shortest that are not whole ones: up to so many a thread has a few, up to so many some of
+/// them; of longer ones blocks have a part. On an H200, us, by elements and by packs: 524288 x 64 f32 126 and 75, 340000 x 77 bf16 96 and 50, 340000 x 49 54 and
+/// 35, 1000000 x 21 69 and 69, 1000000 x 10 36 and 43; by whole blocks and by groups 65536 x 1000 bf16 194 and 69, 32768 x 2048 f32 144 and 132.
+const GRADIENTS_BY_ELEMENTS: usize = 40;
+const PACKS_OF_FEW: usize = 8;
+const PACKS_OF_GROUP: usize = THREADS * LOSS_PACKS;
 /// So many lines' statistics a block sums up by itself, before its gradients, too. Of more, blocks sum up parts of so many at least.
 const LINES_OF_LOSS: usize = 8192;
 const PART_OF_LOSS: usize = 4096;
@@ -47,10 +63,25 @@ const TOP_K_BY_THIRD: usize = 512;
 pub(crate) const MOST_TOP_K: usize = 2048;
 
 /// The kernel for log-sum-exp and the statistics of a loss.
-pub(crate) fn statistics(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
+/// `smooth`: sums over the classes are asked for, too.
+pub(crate) fn statistics(lines: Lines, elements: Elements, smooth: bool, device: DeviceFacts) -> Plan {
     if lines.inner > 1 {
+        let pairs = are_words(lines, elements);
+        let threads = lines.count() / if pairs { 2 } else { 1 };
+        let held = lines.len <= HELD_STATISTICS && (pairs || elements.size == size_of::<f32>());
+        if !smooth && lines.inner >= WARP && (held || threads >= THREADS_OF_LINES * device.multiprocessors) {
+            return plan(Kernel::StatisticsThread { pairs, held }, threads.div_ceil(THREADS), THREADS);
+        }
         let kernel = |pairs| Kernel::StatisticsColumns { pairs };
         return group_of_pairs(kernel, MUCH_KEPT, lines, elements, 0, device);
+    }
+    let packs = lines.len * elements.size / PACK_BYTES;
+    let many = lines.count() >= 2 * device.multiprocessors;
+    let fits_warp = whole_packs(lines, elements) && packs <= WARP_PACKS * WARP;
+    if !smooth && fits_warp && (many || lines.len <= SHORT_STATISTICS) {
+        let shift = packs.div_ceil(WARP_PACKS).next_power_of_two().ilog2();
+        let grid = lines.count().div_ceil(WARP_BLOCK >> shift);
+        return Plan { parameter: shift as i32, ..plan(Kernel::StatisticsWarp, grid, WARP_BLOCK) };
     }
     if lines.len <= SHORT_STATISTICS {
         let units = tile_units(lines, elements.size);
@@ -65,7 +96,7 @@ pub(crate) fn statistics(lines: Lines, elements: Elements, device: DeviceFacts) 
             ..plan(Kernel::StatisticsTile, lines.count().div_ceil(per_block), WARP_BLOCK)
         };
     }
-    let (bytes, many) = (lines.len * elements.size, lines.count() >= 2 * device.multiprocessors);
+    let bytes = lines.len * elements.size;
     let threads = |packs, blocks| bytes.div_ceil(PACK_BYTES * packs * blocks).next_multiple_of(WARP);
     if many {
         let block = threads(STATISTICS_PACKS, 1).min(STATISTICS_BLOCK);
@@ -79,23 +110,38 @@ pub(crate) fn statistics(lines: Lines, elements: Elements, device: DeviceFacts) 
 
 /// The kernel for the gradient of a loss.
 pub(crate) fn loss_backward(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
-    if lines.inner > 1 {
+    let resident = GROUP_RESIDENT * device.multiprocessors;
+    if lines.inner >= WARP && lines.len <= i32::MAX as usize {
+        let pairs = are_words(lines, elements);
+        let threads = lines.count() / if pairs { 2 } else { 1 };
         // Blocks that share rows need nothing of each other.
-        let kernel = |pairs| Kernel::LossBackwardColumns { pairs };
-        let plan = group_of_pairs(kernel, MUCH_KEPT, lines, elements, 0, device);
+        let parts = resident.div_ceil(threads).min(lines.len.div_ceil(LOSS_ROWS)).min(u16::MAX as usize);
+        return plan_across(Kernel::LossBackwardColumns { pairs }, (threads.div_ceil(THREADS), parts), THREADS);
+    }
+    if lines.inner > 1 {
+        let plan = group(Kernel::LossBackwardNarrowColumns, lines, elements.size, 0, device);
         let (threads, across) = threads_and_across(plan.parameter);
         let rows = threads / across;
-        let filling = 2 * GROUP_RESIDENT * device.multiprocessors / (threads * plan.groups(lines));
+        let filling = 2 * resident / (threads * plan.groups(lines));
         let parts = |each: usize| lines.len.div_ceil(rows * each);
         let parts = parts(GROUP_ELEMENTS).max(filling.min(parts(GROUP_TILE))).min(u16::MAX as usize);
         return Plan { grid: (plan.grid.0, parts as u32), ..plan };
     }
-    if lines.len <= SHORT_STATISTICS {
-        let shift = (0..5).find(|shift| lines.len <= 4 << shift).unwrap_or(5);
+    let bytes = lines.len * elements.size;
+    let packs = bytes.div_ceil(PACK_BYTES);
+    let groups = |kernel, threads: usize| {
+        let shift = threads.next_power_of_two().ilog2();
         let grid = lines.count().div_ceil(THREADS >> shift);
-        return Plan { parameter: shift, ..plan(Kernel::LossBackwardShortRows, grid, THREADS) };
+        Plan { parameter: shift as i32, ..plan(kernel, grid, THREADS) }
+    };
+    if bytes < GRADIENTS_BY_ELEMENTS && !whole_packs(lines, elements) {
+        return groups(Kernel::LossBackwardShortRows, lines.len.div_ceil(4));
     }
-    let chunks = (lines.len * elements.size).div_ceil(16 * LOSS_PACKS * LOSS_BLOCK);
+    if packs <= PACKS_OF_GROUP {
+        let each = if packs <= PACKS_OF_FEW { LOSS_PACKS / 2 } else { LOSS_PACKS };
+        return groups(Kernel::LossBackwardGroups, packs.div_ceil(each));
+    }
+    let chunks = bytes.div_ceil(PACK_BYTES * LOSS_PACKS * LOSS_BLOCK);
     let plan = plan(Kernel::LossBackwardRows, lines.count() * chunks, LOSS_BLOCK);
     Plan { parameter: chunks as i32, ..plan }
 }

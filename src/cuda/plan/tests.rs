@@ -774,8 +774,9 @@ fn plans_beside_softmax_cover_the_lines() {
         }
         for elements in [F32, BF16, Elements { size: 8, ..F32 }] {
             for (plan, most) in [
-                (statistics(lines, elements, HOPPER), if inner > 1 { 512 } else { 1024 }),
-                (statistics(lines, elements, TURING), if inner > 1 { 512 } else { 1024 }),
+                (statistics(lines, elements, false, HOPPER), if inner > 1 { 512 } else { 1024 }),
+                (statistics(lines, elements, true, HOPPER), if inner > 1 { 512 } else { 1024 }),
+                (statistics(lines, elements, false, TURING), if inner > 1 { 512 } else { 1024 }),
                 (loss_backward(lines, elements, HOPPER), 512),
                 (top_k(lines, len.min(50), elements.size, HOPPER), 512),
                 (top_k(lines, len.min(MOST_TOP_K), elements.size, HOPPER), 512),
@@ -786,9 +787,26 @@ fn plans_beside_softmax_cover_the_lines() {
                 assert!((1..=MAX_GRID).contains(&grid) && (1..=65_535).contains(&plan.grid.1), "{what}");
                 assert!((WARP..=most).contains(&block) && block.is_multiple_of(WARP), "{what}");
                 let here = match plan.kernel {
-                    Kernel::StatisticsColumns { .. } | Kernel::LossBackwardColumns { .. } => {
+                    Kernel::StatisticsColumns { .. } | Kernel::LossBackwardNarrowColumns => {
                         check_group(lines, plan);
                         continue;
+                    }
+                    Kernel::StatisticsThread { pairs, held } => {
+                        assert!(!held || len <= 32 && (pairs || elements.size == 4), "{what}");
+                        grid * block * if pairs { 2 } else { 1 }
+                    }
+                    Kernel::LossBackwardColumns { pairs } => grid * block * if pairs { 2 } else { 1 },
+                    Kernel::StatisticsWarp => {
+                        assert!(
+                            (len * elements.size).is_multiple_of(16) && len * elements.size / 16 <= 4 * group,
+                            "{what}"
+                        );
+                        grid * (block / group)
+                    }
+                    Kernel::LossBackwardGroups => {
+                        let group = 1 << plan.parameter;
+                        assert!(len * elements.size <= group * LOSS_PACKS * 16 && group <= block, "{what}");
+                        grid * (block / group)
                     }
                     Kernel::StatisticsTile => {
                         let units = if elements.size == 2 { len / 2 } else { len };
@@ -875,17 +893,18 @@ fn groups_of_threads() {
     let of_pairs = |lines, elements| {
         [
             softmax_backward(lines, elements, HOPPER).kernel == Kernel::BackwardGroup { pairs: true },
-            statistics(lines, elements, HOPPER).kernel == Kernel::StatisticsColumns { pairs: true },
+            statistics(lines, elements, true, HOPPER).kernel == Kernel::StatisticsColumns { pairs: true },
+            statistics(lines, elements, false, HOPPER).kernel == Kernel::StatisticsThread { pairs: true, held: false },
             loss_backward(lines, elements, HOPPER).kernel == Kernel::LossBackwardColumns { pairs: true },
         ]
     };
-    assert_eq!(of_pairs(lines(8, 150, 16_384), BF16), [true; 3]);
-    assert_eq!(of_pairs(lines(8, 150, 16_384), F32), [false; 3]);
-    assert_eq!(of_pairs(lines(8, 150, 16_383), BF16), [false; 3]);
-    assert_eq!(of_pairs(lines(8, 150, 16_384), Elements { input_alignment: 2, ..BF16 }), [false; 3]);
+    assert_eq!(of_pairs(lines(8, 150, 16_384), BF16), [true; 4]);
+    assert_eq!(of_pairs(lines(8, 150, 16_384), F32), [false; 4]);
+    assert_eq!(of_pairs(lines(8, 150, 16_383), BF16), [false; 4]);
+    assert_eq!(of_pairs(lines(8, 150, 16_384), Elements { input_alignment: 2, ..BF16 }), [false; 4]);
     // Much to do with a line takes many of them.
-    assert_eq!(of_pairs(lines(64, 1000, 128), BF16), [true, false, false]);
-    assert_eq!(of_pairs(lines(2048, 1000, 20), BF16), [false; 3]);
+    assert_eq!(of_pairs(lines(64, 1000, 128), BF16), [true, false, false, true]);
+    assert_eq!(of_pairs(lines(2048, 1000, 20), BF16), [false; 4]);
     let statistics = group(Kernel::StatisticsColumns { pairs: false }, lines(1, 1 << 20, 60), 2, 0, HOPPER);
     assert_eq!((statistics.cluster, statistics.parts()), (16, 1));
     let of_turing = |len| group(Kernel::BackwardGroup { pairs: false }, lines(1, len, 1), 4, 2, TURING);
@@ -898,7 +917,7 @@ fn groups_of_threads() {
 
 #[test]
 fn long_lines_are_shared_by_a_block_and_few_by_a_large_one() {
-    let plan = |outer, len, elements| statistics(lines(outer, len, 1), elements, HOPPER);
+    let plan = |outer, len, elements| statistics(lines(outer, len, 1), elements, false, HOPPER);
     assert_eq!(plan(4096, 128_256, F32), super::plan(Kernel::StatisticsRows, 4096, STATISTICS_BLOCK));
     assert_eq!(plan(8192, 4096, BF16).block, 32);
     assert_eq!(plan(8192, 4096, F32).block, 64);
@@ -906,8 +925,17 @@ fn long_lines_are_shared_by_a_block_and_few_by_a_large_one() {
     assert_eq!((plan(1, 128_256, BF16).block, plan(1, 128_256, BF16).cluster), (512, 8));
     assert_eq!((plan(8, 128_256, F32).block, plan(8, 128_256, F32).cluster), (1024, 8));
     assert_eq!(plan(64, 128_256, F32).cluster, 1);
-    assert_eq!(plan(8192, 64, F32).kernel, Kernel::StatisticsTile);
-    assert_eq!(loss_backward(lines(4096, 128_256, 1), F32, HOPPER).parameter, 32);
+    assert_eq!(plan(8192, 64, F32).kernel, Kernel::StatisticsWarp);
+    assert_eq!(plan(8192, 65, F32).kernel, Kernel::StatisticsTile);
+    assert_eq!(statistics(lines(8192, 64, 1), F32, true, HOPPER).kernel, Kernel::StatisticsTile);
+    let backward = |outer, len, elements| {
+        let plan = loss_backward(lines(outer, len, 1), elements, HOPPER);
+        (plan.kernel, plan.parameter)
+    };
+    assert_eq!(backward(4096, 128_256, F32), (Kernel::LossBackwardRows, 32));
+    assert_eq!(backward(65_536, 1000, BF16), (Kernel::LossBackwardGroups, 5));
+    assert_eq!(backward(1 << 20, 16, F32), (Kernel::LossBackwardGroups, 1));
+    assert_eq!(backward(1 << 20, 10, BF16), (Kernel::LossBackwardShortRows, 2));
     assert_eq!(top_k(lines(4096, 64, 1), 8, 4, HOPPER).kernel, Kernel::TopKShortRows { most: 64 });
     assert_eq!(top_k(lines(4096, 1000, 1), 1000, 4, HOPPER).kernel, Kernel::TopKRows);
     assert_eq!(top_k(lines(4096, 257, 1), 8, 8, HOPPER).kernel, Kernel::TopKRows);
@@ -927,7 +955,7 @@ fn check_group(lines: Lines, plan: Plan) {
     assert!(across <= threads && block.is_multiple_of(threads) && block <= GROUP_BLOCK, "{what}");
     assert!(grid.is_multiple_of(cluster) && cluster.is_power_of_two() && cluster <= WIDE_CLUSTER, "{what}");
     assert!(cluster == 1 || (threads == block && cluster * across <= threads), "{what}");
-    let apart = matches!(plan.kernel, Kernel::LossBackwardColumns { .. }) || cluster == 1 && threads == block;
+    let apart = plan.kernel == Kernel::LossBackwardNarrowColumns || cluster == 1 && threads == block;
     assert!(plan.parts() == 1 || (apart && plan.parts() < 1 << 16), "{what}");
     let groups = plan.groups(lines);
     assert!(groups * across * plan.lines_of_thread() >= lines.count(), "{what}");
