@@ -97,7 +97,7 @@ struct ClusterExchange {
 template <typename R>
 struct WarpGroup {
     int shift;
-    static constexpr bool BLOCK = false;
+    static constexpr bool BLOCK = false, CLUSTER = false;
     __device__ __forceinline__ int size() const { return 1 << shift; }
     __device__ __forceinline__ int rank() const { return threadIdx.x & (size() - 1); }
     __device__ __forceinline__ int64_t line() const {
@@ -117,7 +117,7 @@ template <typename R, typename Exchange>
 struct WholeBlocks {
     Exchange exchange;
     Weighted<R>* weighted;  // MAX_WARPS, in shared memory
-    static constexpr bool BLOCK = true;
+    static constexpr bool BLOCK = true, CLUSTER = Exchange::CLUSTER;
     __device__ __forceinline__ int rank() const { return threadIdx.x; }  // in a block
     __device__ __forceinline__ int64_t line() const { return exchange.line(); }
     template <typename F>

@@ -666,6 +666,14 @@ __device__ __forceinline__ void fetch_ahead(const Fused<Real<T>>& call, const Pl
     if (j < at.end) prefetch(static_cast<const T*>(call.scores) + at.scores + ahead * call.len + j);
 }
 
+// The same of a warp's run of COUNT elements for each of its threads, of any window, as kernels/register_softmax.cuh has it.
+template <typename T, int COUNT, typename Group>
+__device__ __forceinline__ void fetch_run_ahead(const Fused<Real<T>>& call, const Place& at, const Group& group, int ahead) {
+    if (ahead == 0 || at.line + ahead >= call.lines || threadIdx.x % 32 > 0) return;
+    const int first = group.exchange.warp() * COUNT * 32, left = static_cast<int>(call.len) - first;
+    if (left > 0) prefetch(static_cast<const T*>(call.scores) + at.scores + ahead * call.len + first, left < COUNT * 32 ? left : COUNT * 32);
+}
+
 // Moves the scores (as far as they are in the window), the result, and once what is added or masked: the ceiling is a copy of
 // the scores, and of half of it a write alone where a causal mask leaves half. What is in the window of the line `ahead` lines
 // on, which has the same window, is fetched into the L2 cache: lines of which less is read wait as long for it.
@@ -684,7 +692,8 @@ __device__ __forceinline__ void fused_lines(const Fused<Real<T>>& call, const Gr
     const auto access = call.access();
     auto held = held_logits<T, COUNT, SIZE, WINDOW>(group, at);
     const R own_max = held.load(access, call, at);
-    if (WINDOW && Group::BLOCK) fetch_ahead<T>(call, at, group, ahead);
+    if constexpr (Group::CLUSTER) fetch_run_ahead<T, COUNT>(call, at, group, ahead);
+    else if (WINDOW && Group::BLOCK) fetch_ahead<T>(call, at, group, ahead);
     R absent;  // the result outside the window
     if (call.log) {
         const auto [line, factor, empty, warp_max] = normalize<false, T>(call, at, held, own_max, group);
@@ -733,7 +742,8 @@ __device__ __forceinline__ void fused_scores(const Fused<Real<T>>& call, const G
     HeldScores<T, COUNT, SIZE, Group::BLOCK && WINDOW ? 0 : 32 * SIZE, WINDOW> held;
     set_places<COUNT, SIZE, WINDOW>(held, group, at);
     const R own_max = held.load(PlainAccess{}, call, at);
-    if (WINDOW) fetch_ahead<T>(call, at, group, ahead);
+    if constexpr (Group::CLUSTER) fetch_run_ahead<T, COUNT>(call, at, group, ahead);
+    else if (WINDOW) fetch_ahead<T>(call, at, group, ahead);
     const auto [line, factor, empty, warp_max] = normalize<false, T>(call, at, held, own_max, group);
     const R of_all = factor * call.kept_scale, reference = part_reference(line.max), log_sum = empty ? factor : logarithm(line.sum);
     const auto exponential = held.exponential(warp_max);

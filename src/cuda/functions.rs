@@ -140,7 +140,8 @@ impl Key {
             Kernel::FusedTile { backward, held, many } => {
                 fused("tile", backward, of_held(held)) + if many { "_many" } else { "" }
             }
-            Kernel::FusedCluster => "fused_cluster".into(),
+            Kernel::FusedCluster { count } => format!("fused_cluster_{count}"),
+            Kernel::FusedClusterScores => "fused_cluster_scores".into(),
             Kernel::FusedBiasWarp => "fused_backward_bias_warp".into(),
             Kernel::FusedBiasBlock => "fused_backward_bias_block".into(),
             Kernel::FusedBiasTile => "fused_backward_bias_tile".into(),
@@ -367,7 +368,7 @@ mod tests {
                 kernels.extend([group, Kernel::FusedRows { backward, scores }]);
             }
         }
-        kernels.extend([Kernel::FusedCluster, Kernel::FusedBiasWarp, Kernel::FusedBiasBlock]);
+        kernels.extend([Kernel::FusedBiasWarp, Kernel::FusedBiasBlock]);
         kernels.extend((2..8).map(|len| Kernel::Run { len }));
         let of_columns = |whole| {
             let softmax = [Kernel::SplitColumnsStates { whole }, Kernel::SplitColumnsApply { whole }];
@@ -381,6 +382,9 @@ mod tests {
             let wide: &[Kernel] = match dtype {
                 "f32" => &[
                     Kernel::StatisticsThread { pairs: false, held: true },
+                    Kernel::FusedCluster { count: 16 },
+                    Kernel::FusedCluster { count: 20 },
+                    Kernel::FusedCluster { count: 32 },
                     Kernel::TopKShortRows { most: 1024 },
                     Kernel::FewRows { columns: 4, rows: 4, whole },
                     Kernel::FewRows { columns: 4, rows: 8, whole },
@@ -411,6 +415,8 @@ mod tests {
                     Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                 ],
                 "f64" => &[
+                    Kernel::FusedCluster { count: 8 },
+                    Kernel::FusedCluster { count: 16 },
                     Kernel::FewRows { columns: 2, rows: 4, whole },
                     Kernel::FewRows { columns: 2, rows: 8, whole },
                     Kernel::FewRows { columns: 1, rows: 4, whole: any },
@@ -429,6 +435,8 @@ mod tests {
                 ],
                 _ => &[
                     Kernel::StatisticsThread { pairs: true, held: true },
+                    Kernel::FusedCluster { count: 32 },
+                    Kernel::FusedClusterScores,
                     Kernel::TopKShortRows { most: 1024 },
                     Kernel::FewRows { columns: 8, rows: 4, whole },
                     Kernel::FewRows { columns: 8, rows: 8, whole },

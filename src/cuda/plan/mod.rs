@@ -205,7 +205,10 @@ pub(crate) enum Kernel {
         backward: bool,
         lines: FusedLines,
     },
-    FusedCluster,
+    FusedCluster {
+        count: usize,
+    },
+    FusedClusterScores,
     /// … or with it the sums of the gradients of a bias, …
     FusedBiasWarp,
     FusedBiasBlock,
@@ -358,7 +361,8 @@ impl Kernel {
             self,
             Kernel::Cluster { .. }
                 | Kernel::BackwardCluster { .. }
-                | Kernel::FusedCluster
+                | Kernel::FusedCluster { .. }
+                | Kernel::FusedClusterScores
                 | Kernel::FusedBiasTile
                 | Kernel::Grid
                 | Kernel::Shared { .. }
@@ -398,7 +402,7 @@ pub(crate) struct Plan {
     /// ([`Kernel::Narrow`], [`Kernel::BackwardNarrow`]), or of a group, and its lines side by side ([`Kernel::BackwardGroup`],
     /// [`Kernel::FusedGroup`], [`Kernel::FusedRows`], [`Kernel::StatisticsColumns`], [`Kernel::LossBackwardNarrowColumns`]); threads
     /// side by side ([`Kernel::FewRows`]); whether both tensors begin at multiples of 16 bytes ([`Kernel::Run`]); how many lines
-    /// ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`], [`Kernel::FusedBlock`], a warp's [`FusedLines::ScoresWindow`]);
+    /// ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`], [`Kernel::FusedBlock`], [`Kernel::FusedCluster`], [`Kernel::FusedClusterScores`], a warp's [`FusedLines::ScoresWindow`]);
     /// the rows of a block ([`Kernel::Strip`], [`Kernel::Resident`], [`Kernel::SplitColumnsApply`],
     /// [`Kernel::BackwardSplitColumns`]); or the blocks of a line ([`Kernel::LossBackwardRows`]).
     pub parameter: i32,
@@ -445,7 +449,8 @@ impl Plan {
             Kernel::FusedWarp { .. }
                 | Kernel::FusedBlock { .. }
                 | Kernel::FusedTile { .. }
-                | Kernel::FusedCluster
+                | Kernel::FusedCluster { .. }
+                | Kernel::FusedClusterScores
                 | Kernel::FusedBiasWarp
                 | Kernel::FusedBiasBlock
                 | Kernel::FusedBiasTile

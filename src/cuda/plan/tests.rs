@@ -1,5 +1,5 @@
 use super::fused::{
-    fused_bias_count, fused_bias_tile_count, fused_cluster_count, fused_count, fused_tile_count, scores_count,
+    fused_bias_count, fused_bias_tile_count, fused_cluster_counts, fused_count, fused_tile_count, scores_count,
     FUSED_TILE_MANY,
 };
 use super::group::{group, group_shape, threads_and_across, GROUP_BLOCK};
@@ -407,7 +407,9 @@ fn fused_plans_cover_the_lines() {
         ),
         (lines(64, 2048, 1), scores, TURING, Kernel::FusedBlock { backward, lines: of }),
         (lines(64, 1024, 1), scores, HOPPER, Kernel::FusedWarp { backward, lines: of }),
-        (lines(64, 8200, 1), packs, HOPPER, Kernel::FusedCluster),
+        (lines(64, 8200, 1), packs, HOPPER, Kernel::FusedCluster { count: 32 }),
+        (lines(64, 16_400, 1), scores, HOPPER, Kernel::FusedClusterScores),
+        (lines(64, 16_400, 1), FusedKind { queries: 64, ..scores }, HOPPER, Kernel::FusedCluster { count: 32 }),
         (lines(64, 8200, 1), packs, TURING, Kernel::FusedRows { backward, scores: false }),
         (lines(64, 2000, 1), any, TURING, Kernel::FusedTile { backward, held: Held::Logits, many: false }),
         (lines(64, 77, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits, many: false }),
@@ -540,10 +542,16 @@ fn fused_plans_cover_the_lines() {
                     assert!(!plan.shares_mask || here > 1 && kind.masked_alike == 1000 && size == 2, "{what}");
                     assert!(plan.shared_bytes <= 48 << 10, "{what}");
                 }
-                Kernel::FusedCluster => {
+                Kernel::FusedCluster { .. } | Kernel::FusedClusterScores => {
                     let cluster = plan.cluster as usize;
-                    assert!(cluster > 1, "{what}");
-                    assert!(fused_cluster_count(size) * block * cluster >= len, "{what}");
+                    let count = match plan.kernel {
+                        Kernel::FusedCluster { count } => count,
+                        _ => scores_count(backward, size).expect("of this size").0,
+                    };
+                    assert!((2..=WIDE_CLUSTER).contains(&cluster) && count * block * cluster >= len, "{what}");
+                    let known = fused_cluster_counts(size).iter().any(|&(known, _)| known == count);
+                    assert!(plan.kernel == Kernel::FusedClusterScores || known, "{what}");
+                    assert!(plan.kernel != Kernel::FusedClusterScores || kind.queries == 0 && block <= 256, "{what}");
                     assert!(whole && !backward && grid == lines.count() * cluster, "{what}");
                 }
                 Kernel::FusedGroup { .. } | Kernel::FusedRows { .. } => check_group(lines, plan),
