@@ -268,6 +268,7 @@ pub fn call(name: &str, dims: &[usize], dim: usize, dtype: DType, device: &Devic
         let len = dims.iter().product();
         Tensor::randn(0f32, 3f32, len + APART, device)?.to_dtype(dtype)?.narrow(0, 0, len)?.reshape(dims)
     };
+    let targets = |shape: Vec<usize>| Tensor::rand(0f32, dims[dim] as f32, shape, device)?.to_dtype(DType::I64);
     let xs = normal(dims)?;
     Ok(match name {
         "softmax_backward" | "log_softmax_backward" => {
@@ -292,8 +293,7 @@ pub fn call(name: &str, dims: &[usize], dim: usize, dtype: DType, device: &Devic
             Box::new(move || backward(&g))
         }
         "cross_entropy" | "cross_entropy step" => {
-            let lines = [&dims[..1], &dims[2..]].concat();
-            let targets = Tensor::rand(0f32, dims[dim] as f32, lines, device)?.to_dtype(DType::I64)?;
+            let targets = targets([&dims[..1], &dims[2..]].concat())?;
             if name == "cross_entropy" {
                 return Ok(Box::new(move || CrossEntropy::new().forward(&xs, &targets)));
             }
@@ -305,8 +305,7 @@ pub fn call(name: &str, dims: &[usize], dim: usize, dtype: DType, device: &Devic
         }
         "cross_entropy kernel" | "cross_entropy kernels with backward" => {
             let lines = dims.iter().product::<usize>() / dims[dim];
-            let targets = Tensor::rand(0f32, dims[dim] as f32, lines, device)?.to_dtype(DType::I64)?;
-            let kernels = CrossEntropyKernels::new(targets, dim);
+            let kernels = CrossEntropyKernels::new(targets(vec![lines])?, dim);
             if name == "cross_entropy kernel" {
                 return Ok(Box::new(move || kernels.forward(&xs)));
             }

@@ -96,6 +96,19 @@ fn other_dimensions_and_strides() -> Result<()> {
     Ok(())
 }
 
+/// −∞, ∞ and NaN among them, and nothing but −∞ where it is said so.
+fn sprinkle(numbers: &mut [f64], is_nothing: impl Fn(usize) -> bool) {
+    for (j, number) in numbers.iter_mut().enumerate() {
+        *number = match j % 41 {
+            _ if is_nothing(j) => -INF,
+            3 | 4 | 17 => -INF,
+            30 if j % 5 == 0 => INF,
+            31 if j % 7 == 0 => NAN,
+            _ => *number,
+        };
+    }
+}
+
 /// Lines of a few elements, or a few side by side, some with infinities or NaN.
 #[test]
 fn short_lines_and_narrow_rows() -> Result<()> {
@@ -115,15 +128,7 @@ fn short_lines_and_narrow_rows() -> Result<()> {
                             .reshape((outer, len, inner))?,
                         1,
                     )?;
-                    for (j, number) in numbers.iter_mut().enumerate() {
-                        *number = match j % 41 {
-                            _ if j / (len * inner) % 4 == 1 => -INF,
-                            3 | 4 | 17 => -INF,
-                            30 if j % 5 == 0 => INF,
-                            31 if j % 7 == 0 => NAN,
-                            _ => *number,
-                        };
-                    }
+                    sprinkle(&mut numbers, |j| j / (len * inner) % 4 == 1);
                     check(&tensor(&numbers[..count], (outer, len, inner), dtype, &device)?, 1)?;
                 }
             }
@@ -142,15 +147,7 @@ fn lines_that_fill_a_gpu() -> Result<()> {
         for dtype in DTYPES {
             check(&tensor(&numbers, shape.to_vec(), dtype, &device)?, 1)?;
         }
-        for (j, number) in numbers.iter_mut().enumerate() {
-            *number = match j % 41 {
-                _ if j % shape[2] % 9 == 1 => -INF,
-                3 | 4 | 17 => -INF,
-                30 if j % 5 == 0 => INF,
-                31 if j % 7 == 0 => NAN,
-                _ => *number,
-            };
-        }
+        sprinkle(&mut numbers, |j| j % shape[2] % 9 == 1);
         for dtype in DTYPES {
             check(&tensor(&numbers, shape.to_vec(), dtype, &device)?, 1)?;
         }

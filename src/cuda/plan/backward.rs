@@ -89,7 +89,7 @@ fn register_backward(lines: Lines, size: usize, device: DeviceFacts) -> Option<P
     }
     let largest = largest_cluster(device);
     of_cluster.iter().find_map(|&(most, count)| {
-        let blocks = cluster_blocks(lines, count);
+        let blocks = cluster_blocks(lines, count * MAX_REGISTER_BLOCK);
         (blocks <= most.min(largest) && lines.count() <= MAX_GRID / blocks).then(|| Plan {
             cluster: blocks as u32,
             ..plan(

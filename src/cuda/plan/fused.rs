@@ -2,8 +2,8 @@
 
 use super::group::{group, group_of_pairs, MUCH_KEPT, SOME_KEPT};
 use super::{
-    largest_cluster, plan, tile_bytes, tile_fills, tile_units, DeviceFacts, Elements, Family, FusedKind, FusedLines,
-    Held, Kernel, Plan, MAX_GRID, MAX_REGISTER_BLOCK, TILE_FEW_UNITS, WARP, WARP_BLOCK,
+    cluster_blocks, largest_cluster, plan, tile_bytes, tile_fills, tile_units, DeviceFacts, Elements, Family,
+    FusedKind, FusedLines, Held, Kernel, Plan, MAX_GRID, MAX_REGISTER_BLOCK, TILE_FEW_UNITS, WARP, WARP_BLOCK,
 };
 use crate::lines::Lines;
 use crate::sums::SumOver;
@@ -381,7 +381,7 @@ fn fused_cluster(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts
     }
     let largest = largest_cluster(device);
     let plan_of = |kernel, count: usize, resident: usize, most_threads: usize| {
-        let mut blocks = lines.len.div_ceil(count * most_threads).next_power_of_two().max(2);
+        let mut blocks = cluster_blocks(lines, count * most_threads);
         // Few lines are spread over as many multiprocessors as there are.
         while blocks < largest && 2 * blocks * lines.count() <= device.multiprocessors {
             blocks *= 2;

@@ -534,10 +534,10 @@ fn tile_units(lines: Lines, size: usize) -> usize {
     }
 }
 
-/// The fewest blocks of a cluster whose threads have `count` elements each. Not one: a block that is launched without a cluster waits forever
-/// for what it sends itself.
+/// The fewest blocks of a cluster that have up to `count` elements each. Not one: a block that is launched without a cluster waits forever for what it
+/// sends itself.
 fn cluster_blocks(lines: Lines, count: usize) -> usize {
-    lines.len.div_ceil(count * MAX_REGISTER_BLOCK).next_power_of_two().max(2)
+    lines.len.div_ceil(count).next_power_of_two().max(2)
 }
 
 fn plan(kernel: Kernel, grid: usize, block: usize) -> Plan {

@@ -62,12 +62,24 @@ const TOP_K_BY_THIRD: usize = 512;
 /// The most places that a block finds, as `kernels/top_k.cu` has it: it sorts them in shared memory.
 pub(crate) const MOST_TOP_K: usize = 2048;
 
+/// At least so many threads to each contiguous line, a power of two, of which log2 is the kernel's parameter.
+fn groups(kernel: Kernel, lines: Lines, threads: usize) -> Plan {
+    let shift = threads.next_power_of_two().ilog2();
+    let grid = lines.count().div_ceil(THREADS >> shift);
+    Plan { parameter: shift as i32, ..plan(kernel, grid, THREADS) }
+}
+
+/// Whether threads that have whole lines side by side take them in pairs, and how many threads that makes.
+fn pairs_and_threads(lines: Lines, elements: Elements) -> (bool, usize) {
+    let pairs = are_words(lines, elements);
+    (pairs, lines.count() / if pairs { 2 } else { 1 })
+}
+
 /// The kernel for log-sum-exp and the statistics of a loss.
 /// `smooth`: sums over the classes are asked for, too.
 pub(crate) fn statistics(lines: Lines, elements: Elements, smooth: bool, device: DeviceFacts) -> Plan {
     if lines.inner > 1 {
-        let pairs = are_words(lines, elements);
-        let threads = lines.count() / if pairs { 2 } else { 1 };
+        let (pairs, threads) = pairs_and_threads(lines, elements);
         let held = lines.len <= HELD_STATISTICS && (pairs || elements.size == size_of::<f32>());
         if !smooth && lines.inner >= WARP && (held || threads >= THREADS_OF_LINES * device.multiprocessors) {
             return plan(Kernel::StatisticsThread { pairs, held }, threads.div_ceil(THREADS), THREADS);
@@ -79,9 +91,7 @@ pub(crate) fn statistics(lines: Lines, elements: Elements, smooth: bool, device:
     let many = lines.count() >= 2 * device.multiprocessors;
     let fits_warp = whole_packs(lines, elements) && packs <= WARP_PACKS * WARP;
     if !smooth && fits_warp && (many || lines.len <= SHORT_STATISTICS) {
-        let shift = packs.div_ceil(WARP_PACKS).next_power_of_two().ilog2();
-        let grid = lines.count().div_ceil(WARP_BLOCK >> shift);
-        return Plan { parameter: shift as i32, ..plan(Kernel::StatisticsWarp, grid, WARP_BLOCK) };
+        return groups(Kernel::StatisticsWarp, lines, packs.div_ceil(WARP_PACKS));
     }
     if lines.len <= SHORT_STATISTICS {
         let units = tile_units(lines, elements.size);
@@ -112,8 +122,7 @@ pub(crate) fn statistics(lines: Lines, elements: Elements, smooth: bool, device:
 pub(crate) fn loss_backward(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
     let resident = GROUP_RESIDENT * device.multiprocessors;
     if lines.inner >= WARP && lines.len <= i32::MAX as usize {
-        let pairs = are_words(lines, elements);
-        let threads = lines.count() / if pairs { 2 } else { 1 };
+        let (pairs, threads) = pairs_and_threads(lines, elements);
         // Blocks that share rows need nothing of each other.
         let parts = resident.div_ceil(threads).min(lines.len.div_ceil(LOSS_ROWS)).min(u16::MAX as usize);
         return plan_across(Kernel::LossBackwardColumns { pairs }, (threads.div_ceil(THREADS), parts), THREADS);
@@ -129,17 +138,12 @@ pub(crate) fn loss_backward(lines: Lines, elements: Elements, device: DeviceFact
     }
     let bytes = lines.len * elements.size;
     let packs = bytes.div_ceil(PACK_BYTES);
-    let groups = |kernel, threads: usize| {
-        let shift = threads.next_power_of_two().ilog2();
-        let grid = lines.count().div_ceil(THREADS >> shift);
-        Plan { parameter: shift as i32, ..plan(kernel, grid, THREADS) }
-    };
     if bytes < GRADIENTS_BY_ELEMENTS && !whole_packs(lines, elements) {
-        return groups(Kernel::LossBackwardShortRows, lines.len.div_ceil(4));
+        return groups(Kernel::LossBackwardShortRows, lines, lines.len.div_ceil(4));
     }
     if packs <= PACKS_OF_GROUP {
         let each = if packs <= PACKS_OF_FEW { LOSS_PACKS / 2 } else { LOSS_PACKS };
-        return groups(Kernel::LossBackwardGroups, packs.div_ceil(each));
+        return groups(Kernel::LossBackwardGroups, lines, packs.div_ceil(each));
     }
     let chunks = bytes.div_ceil(PACK_BYTES * LOSS_PACKS * LOSS_BLOCK);
     let plan = plan(Kernel::LossBackwardRows, lines.count() * chunks, LOSS_BLOCK);
