@@ -68,7 +68,7 @@ impl CrossEntropy {
         Self { ignored: Ignored(-100), label_smoothing: 0.0, weight: None, z_loss: 0.0, reduction: Reduction::Mean }
     }
 
-    /// The target that costs nothing and has no gradient, be it a class or not; −100 unless set. Its logits are not looked at.
+    /// The target that costs nothing and has no gradient, be it a class or not; −100 unless set. Its logits do not count, whatever they are.
     /// `i64::MIN`: there is none.
     ///
     /// ```

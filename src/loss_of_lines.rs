@@ -1,6 +1,7 @@
 //! What a loss makes of its lines' statistics, and back the gradients of those. Out of candle's ops it would be a dozen small kernels each way,
 //! and on CUDA some of them copy parameters from memory of the host, which is gone when a captured graph is launched.
 
+use crate::cpu::made_of_each;
 use crate::lines::{unsupported_dtype, Contiguous};
 use crate::loss::Reduction;
 #[cfg(not(feature = "cuda"))]
@@ -11,20 +12,12 @@ use crate::statistics::{
 };
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CudaStorage, CustomOp2, Layout, Result, Shape, Tensor, WithDType};
-use rayon::prelude::*;
 use std::iter::Sum;
 
-/// On the CPU, lines that a thread takes at least; it takes microseconds to have one work.
+/// On the CPU, lines that a thread takes at once.
 const LINES_OF_PART: usize = 8192;
-
-/// What `f` makes of each number below `count`, `at_least` of them to a thread
-fn each<O: Send>(count: usize, at_least: usize, f: impl Fn(usize) -> O + Sync + Send) -> Vec<O> {
-    if count <= at_least {
-        (0..count).map(f).collect()
-    } else {
-        (0..count).into_par_iter().with_min_len(at_least).map(f).collect()
-    }
-}
+/// For as many elements of a softmax a line takes as long.
+const COST_OF_LINE: usize = 64;
 
 /// What is a loss for each line (shape (lines,)), or one for all (a scalar), of statistics of shape (numbers, lines), in their dtype. Terms and sums are
 /// of f64, which no number of lines rounds off.
@@ -129,7 +122,8 @@ impl LossOfLines {
             let lines = first..statistics.lines.min(first + LINES_OF_PART);
             lines.map(|line| self.terms(statistics, line)).sum::<Terms>()
         };
-        each(statistics.lines.div_ceil(LINES_OF_PART), 1, part).into_iter().sum()
+        let parts = statistics.lines.div_ceil(LINES_OF_PART);
+        made_of_each(parts, LINES_OF_PART * COST_OF_LINE, 1, part).into_iter().sum()
     }
 
     fn forward<R: WithDType>(&self, statistics: Statistics<R>) -> Vec<R> {
@@ -139,7 +133,9 @@ impl LossOfLines {
         };
         match self.reduction {
             Reduction::Mean | Reduction::Sum => vec![loss(self.sum(statistics))],
-            Reduction::None => each(statistics.lines, LINES_OF_PART, |line| loss(self.terms(statistics, line))),
+            Reduction::None => {
+                made_of_each(statistics.lines, COST_OF_LINE, LINES_OF_PART, |line| loss(self.terms(statistics, line)))
+            }
         }
     }
 
@@ -160,7 +156,8 @@ impl LossOfLines {
             OF_SMOOTH if self.of_smooth != 0.0 => -self.of_smooth * (gradient(line) / weights),
             _ => 0.0,
         };
-        each(self.gradients() * lines, LINES_OF_PART, |i| R::from_f64(of_each(i / lines, i % lines)))
+        let numbers = self.gradients() * lines;
+        made_of_each(numbers, COST_OF_LINE, LINES_OF_PART, |i| R::from_f64(of_each(i / lines, i % lines)))
     }
 }
 

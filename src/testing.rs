@@ -48,6 +48,16 @@ impl Op {
     }
 }
 
+/// Which vector instructions the CPU has, the best last: `portable`, `avx2`, `avx512`.
+pub fn cpu_levels() -> Vec<&'static str> {
+    crate::cpu::levels()
+}
+
+/// Those that are used.
+pub fn cpu_level() -> &'static str {
+    crate::cpu::level()
+}
+
 /// Writes the result along `dim` into `out`, a contiguous tensor of the same shape, dtype and device in memory of its own.
 /// It neither allocates (unless `xs` needs a contiguous copy) nor synchronises.
 pub fn softmax_into(op: Op, xs: &Tensor, dim: usize, out: &Tensor) -> Result<()> {

@@ -376,7 +376,9 @@ pub(super) unsafe fn at_once<
     let [least_sum, most_sum] = [LEAST_SUM, MOST_OF_SAMPLE].map(T::Real::nearest);
     // Of the batch that is summed: vectors whose sums these are, and what exponentials are relative to; of the one that is written: what
     // they are multiplied with.
-    let (mut sums, mut references) = ([T::Lanes::<S>::splat(one); MAX_LANES], [zero; MAX_LANES]);
+    // Where a batch has fewer lines than a vector has lanes the others' sums are 1, which is not to be looked into.
+    let sum_of_one = one / T::Lanes::<S>::UNSCALE / T::Real::nearest(T::Lanes::<S>::COUNT as f64);
+    let (mut sums, mut references) = ([T::Lanes::<S>::splat(sum_of_one); MAX_LANES], [zero; MAX_LANES]);
     let mut scales = [zero; MAX_LANES];
     // What all of the next batch is to be relative to, if its lines are expected to be close to each other.
     let mut common = None;

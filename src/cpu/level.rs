@@ -178,6 +178,16 @@ impl Level {
         levels[count.min(levels.len()) - 1]
     }
 
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Name::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Name::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Name::Avx512 => "avx512",
+        }
+    }
+
     pub fn run(self, task: impl Task + Send) {
         threads::with_room(
             #[inline(always)]

@@ -429,6 +429,34 @@ fn share_ranges(
     threads::share(elements, count.div_ceil(together), TRADED, &each, by_one)
 }
 
+/// The names of what vector instructions there are, the best last, …
+pub(crate) fn levels() -> Vec<&'static str> {
+    Level::available().into_iter().map(Level::name).collect()
+}
+
+/// … and of those that are used.
+pub(crate) fn level() -> &'static str {
+    Level::best().name()
+}
+
+/// What `f` makes of each number below `count`, which takes as long as so many elements of a softmax: by several threads that have `together` numbers at
+/// a time, or if one takes less time by that. Not by rayon's iterators: a thread that waits for those does other work of its pool meanwhile,
+/// and that may wait for a lock that this call is made under.
+pub(crate) fn made_of_each<O: Copy + Send + Sync>(
+    count: usize,
+    elements_of_each: usize,
+    together: usize,
+    f: impl Fn(usize) -> O + Sync,
+) -> Vec<O> {
+    // SAFETY of the block: each number is in one of the ranges, and what is made of it has a place.
+    unsafe {
+        filled(count, |out: Elements<O>| {
+            let some = |numbers: Range<usize>| numbers.for_each(|i| out.at(i, 1).write(f(i)));
+            share_ranges(count * elements_of_each, count, together, &some, || some(0..count))
+        })
+    }
+}
+
 /// Calls `f(i)` for each i below `count`, on so many elements in all, by several threads, or if one takes less time by that.
 fn share_each(elements: usize, count: usize, f: &(dyn Fn(usize) + Sync)) {
     threads::share(elements, count, usize::MAX, f, || (0..count).for_each(f))

@@ -771,13 +771,13 @@ impl<S: Simd, T: Element> Pass<S> for LongScores<'_, T> {
                     |at, _, exp| {
                         S::prefetch(gs.wrapping_add(elements + at));
                         let [_, g] = narrow.logit_and_gradient::<S, T>([scores, gs], elements, at, scale);
+                        // Unscaled first: the product of a great gradient would be infinite.
                         dot = match of.output {
-                            Output::Probability => exp * g + dot,
+                            Output::Probability => exp.unscaled() * g + dot,
                             Output::LogProbability => g + dot,
                         };
                     },
                 );
-                let dot = if of.output == Output::Probability { dot.unscaled() } else { dot };
                 sums.add(sum.unscaled(), dot);
             }
         }

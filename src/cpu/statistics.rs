@@ -129,9 +129,8 @@ pub(super) unsafe fn one<S: Simd, T: Element>(from: *const T) -> T::Real {
 /// The CPU has the instructions of `S`, and `to` is valid for a write.
 #[inline(always)]
 pub(super) unsafe fn put_one<S: Simd, T: Element>(x: T::Real, to: *mut T) {
-    const MOST_LANES: usize = 16;
-    const { assert!(T::Lanes::<S>::COUNT <= MOST_LANES) }
-    let mut items = [const { MaybeUninit::<T>::uninit() }; MOST_LANES];
+    const { assert!(T::Lanes::<S>::COUNT <= MAX_LANES) }
+    let mut items = [const { MaybeUninit::<T>::uninit() }; MAX_LANES];
     // SAFETY: there is room for a vector, which is written before its first element is read; the rest by the caller's promise.
     unsafe {
         T::store::<S>(T::Lanes::<S>::splat(x), items.as_mut_ptr().cast());
@@ -719,6 +718,7 @@ struct LineGradient<R> {
 }
 
 impl<R: Real> LineGradient<R> {
+    #[inline(always)]
     fn new(statistic: impl Fn(usize) -> R, gradient: impl Fn(usize) -> R, classes: &Classes<R>, line: usize) -> Self {
         let zero = R::ZERO;
         let target = classes.target(line);
@@ -812,7 +812,7 @@ impl<T: Element> LossBackward<'_, T> {
 
 impl<T: Element> Task for LossBackward<'_, T> {
     fn run<S: Simd>(self) {
-        let Self { src, out, lines, classes, statistics, gradients } = self;
+        let Self { src, out, lines, classes, .. } = self;
         if classes.weights.is_none() {
             let of_lines = {
                 #[inline(always)]
@@ -852,40 +852,28 @@ impl<T: Element> Task for LossBackward<'_, T> {
                 );
             }
         }
-        let of = |values, index, line| <[T::Real]>::get(values, index * lines.count() + line).copied();
-        let of_line: Vec<_> = (0..lines.count())
-            .map(|line| {
-                let statistic = |index| of(statistics, index, line).unwrap_or(T::Real::ZERO);
-                let gradient = |index| of(gradients, index, line).unwrap_or(T::Real::ZERO);
-                LineGradient::new(statistic, gradient, &classes, line)
-            })
-            .collect();
-        let pass = Backward { src, out, lines, classes, of_line: &of_line };
         if lines.inner == 1 {
-            run::<S, _>(&Rows(pass), lines, true)
+            run::<S, _>(&Rows(self), lines, true)
         } else {
-            run::<S, _>(&Columns(pass), lines, true)
+            run::<S, _>(&Columns(self), lines, true)
         }
     }
 }
 
-#[derive(Clone, Copy)]
-struct Backward<'a, T: Element> {
-    src: Elements<'a, T>,
-    out: Elements<'a, T>,
-    lines: Lines,
-    classes: Classes<'a, T::Real>,
-    of_line: &'a [LineGradient<T::Real>],
-}
+impl<T: Element> LossBackward<'_, T> {
+    #[inline(always)]
+    fn of_line(&self, line: usize) -> LineGradient<T::Real> {
+        let of =
+            |values: &[T::Real], index| values.get(index * self.lines.count() + line).map_or(T::Real::ZERO, |&x| x);
+        LineGradient::new(|index| of(self.statistics, index), |index| of(self.gradients, index), &self.classes, line)
+    }
 
-impl<T: Element> Backward<'_, T> {
     /// Writes the target's gradient, if the target of this line is in `range`; the line's elements begin at `start`.
     ///
     /// # Safety
     /// As of [`Pass::write`].
     #[inline(always)]
-    unsafe fn write_target<S: Simd>(&self, line: usize, range: &Range<usize>, start: usize) {
-        let gradient = &self.of_line[line];
+    unsafe fn write_target<S: Simd>(&self, gradient: &LineGradient<T::Real>, range: &Range<usize>, start: usize) {
         if let Some(target) = gradient.target.filter(|target| range.contains(target)) {
             let at = start + target * self.lines.inner;
             let (from, to) = (self.src.at(at, 1), self.out.at(at, 1));
@@ -898,7 +886,7 @@ impl<T: Element> Backward<'_, T> {
     }
 }
 
-impl<S: Simd, T: Element> Pass<S> for Rows<Backward<'_, T>> {
+impl<S: Simd, T: Element> Pass<S> for Rows<LossBackward<'_, T>> {
     type Reduced = ();
     const WIDTH: usize = 1;
 
@@ -914,7 +902,7 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Backward<'_, T>> {
         let start = line * self.0.lines.len;
         let xs: *const T = self.0.src.at(start + range.start, range.len());
         let out = self.0.out.at(start + range.start, range.len());
-        let gradient = &self.0.of_line[line];
+        let gradient = self.0.of_line(line);
         let splat = T::Lanes::<S>::splat;
         let (max, log_sum, of_p) = (splat(gradient.max), splat(gradient.log_sum), splat(gradient.of_p));
         let of_weight = splat(gradient.of_weight);
@@ -948,7 +936,7 @@ impl<S: Simd, T: Element> Pass<S> for Rows<Backward<'_, T>> {
                     },
                 );
             }
-            self.0.write_target::<S>(line, &range, start);
+            self.0.write_target::<S>(&gradient, &range, start);
         }
     }
 
@@ -980,7 +968,7 @@ unsafe fn of_others<S: Simd, T: Element>(
     LineGradient::of(x, max, log_sum, of_p)
 }
 
-impl<S: Simd, T: Element> Pass<S> for Columns<Backward<'_, T>> {
+impl<S: Simd, T: Element> Pass<S> for Columns<LossBackward<'_, T>> {
     type Reduced = ();
     const WIDTH: usize = columns::WIDTH;
 
@@ -996,7 +984,8 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Backward<'_, T>> {
         let strip = Strip::new(unit, self.0.lines);
         let first = Strip::first_line(unit, self.0.lines);
         let mut numbers = [(); 4].map(|()| Numbers::new(T::Real::ZERO, strip.width + T::Lanes::<S>::COUNT));
-        for (i, line) in self.0.of_line[first..][..strip.width].iter().enumerate() {
+        for i in 0..strip.width {
+            let line = self.0.of_line(first + i);
             for (to, number) in numbers.iter_mut().zip([line.max, line.log_sum, line.of_p, line.of_weight]) {
                 to[i] = number;
             }
@@ -1021,7 +1010,7 @@ impl<S: Simd, T: Element> Pass<S> for Columns<Backward<'_, T>> {
         }
         for i in 0..strip.width {
             // SAFETY: as promised by the caller.
-            unsafe { self.0.write_target::<S>(first + i, &range, strip.start + i) }
+            unsafe { self.0.write_target::<S>(&self.0.of_line(first + i), &range, strip.start + i) }
         }
     }
 }

@@ -1,10 +1,9 @@
 //! The functions out of candle's tensor ops, which a device without kernels has.
 
+use crate::logsumexp;
+use crate::support::{check_gradient, check_result, normal, tensor, values, Op, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_softmax::{ops, testing};
-
-const OPS: [fn(&Tensor, usize) -> Result<Tensor>; 3] =
-    [ops::softmax::<usize>, ops::log_softmax::<usize>, ops::logsumexp_keepdim::<usize>];
 
 #[test]
 fn nothing_is_no_error() -> Result<()> {
@@ -24,21 +23,51 @@ fn nothing_is_no_error() -> Result<()> {
     Ok(())
 }
 
-/// Beside the kernels, within the bounds of both and the rounding to the dtype.
+/// As exact as the kernels, element by element, and as they are with what is not finite.
 #[test]
-fn agrees_with_the_kernels() -> Result<()> {
-    for (dtype, tolerance) in [(DType::F32, 5e-6), (DType::F64, 1e-12), (DType::F16, 2e-3), (DType::BF16, 1.6e-2)] {
-        let xs = Var::from_tensor(&Tensor::randn(0f32, 3., (4, 33, 5), &Device::Cpu)?.to_dtype(dtype)?)?;
-        for (dim, (composed, op)) in
-            (0..3).flat_map(|dim| testing::COMPOSED.into_iter().zip(OPS).map(move |of| (dim, of)))
-        {
-            let composed = composed(&xs, dim)?;
-            assert_eq!((composed.dtype(), composed.track_op()), (dtype, true));
-            let values = |ys: &Tensor| ys.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>();
-            for (a, b) in values(&composed)?.iter().zip(values(&op(&xs, dim)?)?) {
-                assert!((a - b).abs() <= tolerance * b.abs() + 1e-6, "{dtype:?} dim {dim}: {a} and {b}");
+fn agrees_with_the_reference() -> Result<()> {
+    let [softmax, log_softmax, logsumexp] = testing::COMPOSED;
+    let (shape, count) = ((4, 33, 5), 4 * 33 * 5);
+    let plain = normal(count, 3.0, 1);
+    // A number here and there; and in the first plane a line of nothing else, along the last and along the second dimension.
+    let sprinkled =
+        |x: f64| plain.iter().enumerate().map(|(i, &y)| if i % 97 == 0 { x } else { y }).collect::<Vec<_>>();
+    let lines_of =
+        |x: f64| plain.iter().enumerate().map(|(i, &y)| if i < 5 || (i < 165 && i % 5 == 2) { x } else { y }).collect();
+    let inputs = [
+        plain.clone(),
+        sprinkled(f64::NEG_INFINITY),
+        lines_of(f64::NEG_INFINITY),
+        sprinkled(f64::INFINITY),
+        sprinkled(f64::NAN),
+    ];
+    for dtype in DTYPES {
+        for numbers in &inputs {
+            let xs = Var::from_tensor(&tensor(numbers, shape, dtype, &Device::Cpu)?)?;
+            for dim in 0..3 {
+                let [p, log_p, kept] = [softmax(&xs, dim)?, log_softmax(&xs, dim)?, logsumexp(&xs, dim)?];
+                assert!([&p, &log_p, &kept].iter().all(|ys| ys.track_op()));
+                check_result(Op::Softmax, &xs, dim, &p)?;
+                check_result(Op::LogSoftmax, &xs, dim, &log_p)?;
+                logsumexp::check_found(&xs, dim, &kept)?;
             }
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn gradients_agree_with_finite_differences() -> Result<()> {
+    let (shape, count) = ((2, 5, 3), 30);
+    let logits = normal(count, 1.0, 2);
+    let weights = tensor(&normal(count, 1.0, 3), shape, DType::F64, &Device::Cpu)?;
+    for (function, dim) in testing::COMPOSED.into_iter().flat_map(|function| (0..3).map(move |dim| (function, dim))) {
+        let loss = |xs: &Tensor| function(xs, dim)?.broadcast_mul(&weights)?.sum_all();
+        let var = Var::from_tensor(&tensor(&logits, shape, DType::F64, &Device::Cpu)?)?;
+        let grads = loss(&var)?.backward()?;
+        let found = values(grads.get(&var).expect("a gradient"))?;
+        let of = |moved: &[f64]| loss(&tensor(moved, shape, DType::F64, &Device::Cpu)?)?.to_scalar::<f64>();
+        check_gradient(&found, &logits, &format!("dim {dim}"), of)?;
     }
     Ok(())
 }

@@ -2,8 +2,8 @@
 
 use crate::shapes::{assert_near, random};
 use crate::support::{
-    begin_low, config, devices, far_from_each_other, gpu_for, normal, pool, rounded, sum, tensor, values, within_cap,
-    DTYPES,
+    self, begin_low, config, devices, far_from_each_other, gpu_for, half_unit, normal, pool, rounded, sum, tensor,
+    values, within_cap, DTYPES,
 };
 use candle_core::{DType, Device, Module, Result, Tensor, Var, D};
 use candle_softmax::{ops, testing, MaskedRows, Softmax};
@@ -627,6 +627,81 @@ fn long_lines_in_narrow_rows() -> Result<()> {
             let scores = tensor(&numbers, &shape, dtype, &Device::Cpu)?;
             for (log, rows) in [(false, MaskedRows::Zero), (true, MaskedRows::Zero), (false, MaskedRows::Nan)] {
                 check(&Case { dim: 1, scale: 0.7, log, rows, before: i, ..Case::new(scores.clone()) })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Wider rows, whose lines a thread, a block or a cluster has, by packs, words and elements; some elements take no part, nor does all of a line, and
+/// there may be a NaN.
+#[test]
+fn lines_in_wide_rows() -> Result<()> {
+    let shapes = [
+        [9, 5, 264],
+        [9, 8, 263],
+        [3, 16, 1000],
+        [3, 17, 1000],
+        [2, 300, 257],
+        [2, 1000, 260],
+        [3, 777, 101],
+        [1, 4097, 36],
+        [2, 5000, 37],
+        [1, 5100, 40],
+        [1, 14_000, 24],
+    ];
+    for (i, shape) in shapes.into_iter().enumerate() {
+        let [_, len, inner] = shape;
+        let mut numbers = normal(shape.iter().product(), 3.0, i as u64 + 40);
+        for (j, number) in numbers.iter_mut().enumerate() {
+            if j % 11 == 3 || j % inner == 4 {
+                *number = f64::NEG_INFINITY;
+            } else if i % 2 == 1 && j == len / 2 * inner + 7 {
+                *number = f64::NAN;
+            }
+        }
+        for dtype in DTYPES {
+            let scores = tensor(&numbers, &shape, dtype, &Device::Cpu)?;
+            for (log, rows, before) in
+                [(false, MaskedRows::Zero, 0), (true, MaskedRows::Zero, 1), (false, MaskedRows::Nan, 2)]
+            {
+                check(&Case { dim: 1, scale: 0.7, log, rows, before, ..Case::new(scores.clone()) })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Gradients so great that their products with exponentials that are scaled up would be infinite.
+#[test]
+fn great_gradients() -> Result<()> {
+    for device in devices() {
+        for (shape, dim) in [((20_000, 4), 0), ((300, 9), 0), ((4, 20_000), 1), ((9, 300), 1), ((40, 64), 1)] {
+            let (count, inner) = (shape.0 * shape.1, if dim == 0 { shape.1 } else { 1 });
+            let len = if dim == 0 { shape.0 } else { shape.1 };
+            let mut logits = normal(count, 1.0, 5);
+            logits.iter_mut().enumerate().filter(|(i, _)| i / inner % len == len / 3).for_each(|(_, x)| *x += 30.0);
+            for dtype in [DType::F32, DType::BF16] {
+                let scores = Var::from_tensor(&tensor(&logits, shape, dtype, &device)?)?;
+                let weights = tensor(&normal(count, 1e20, 6), shape, dtype, &device)?;
+                let result = Softmax::new().scale(0.5).dim(dim).forward(&scores)?;
+                let grads = (result * &weights)?.sum_all()?.backward()?;
+                let found = values(grads.get(&scores).expect("a gradient"))?;
+                let (z, w) = (values(&scores)?, values(&weights)?);
+                for line in 0..count / len {
+                    let at = |j: usize| if dim == 0 { j * inner + line } else { line * len + j };
+                    let p: Vec<f64> = support::reference(&(0..len).map(|j| 0.5 * z[at(j)]).collect::<Vec<_>>())
+                        .map(|(p, ..)| p)
+                        .collect();
+                    let sum: f64 = p.iter().enumerate().map(|(j, p)| p * w[at(j)]).sum();
+                    let size: f64 = p.iter().enumerate().map(|(j, p)| p * w[at(j)].abs()).sum();
+                    for (j, p) in p.iter().enumerate() {
+                        let exact = 0.5 * p * (w[at(j)] - sum);
+                        let bound = half_unit(dtype) * exact.abs() + 5e-6 * p * (w[at(j)].abs() + size);
+                        let found = found[at(j)];
+                        assert!((found - exact).abs() <= bound, "{dtype:?} {shape:?} dim {dim}: {found} for {exact}");
+                    }
+                }
             }
         }
     }

@@ -1,6 +1,16 @@
 //! The same suite with the vector instructions that other machines have.
 
+use candle_softmax::testing;
 use std::process::Command;
+
+/// Those that are asked for, where there are any, are the ones that are used.
+#[test]
+fn the_level_is_the_one_that_is_asked_for() {
+    let levels = testing::cpu_levels();
+    let asked = std::env::var("CANDLE_SOFTMAX_CPU").unwrap_or_default();
+    let expected = levels.iter().find(|&&level| level == asked).or(levels.last());
+    assert_eq!(Some(&testing::cpu_level()), expected);
+}
 
 /// `CANDLE_SOFTMAX_CPU` is read once in a process, so each level gets one of its own.
 #[test]
@@ -16,6 +26,7 @@ fn every_level_of_instructions() {
             "fused::",
             "gradients::",
             "inplace::",
+            "levels::the_level",
             "logsumexp::",
             "loss::",
             "properties::",

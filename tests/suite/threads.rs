@@ -3,6 +3,7 @@
 use crate::support::{check, check_result, devices, normal, pool, tensor, values, within_cap, Op, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_softmax::{loss::CrossEntropy, ops, testing, Softmax};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
@@ -97,6 +98,62 @@ fn in_place_in_a_thread_of_its_own() -> Result<()> {
     Ok(())
 }
 
+/// Of the sum of what `f` makes of `xs`
+fn gradient(xs: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    let var = Var::from_tensor(xs)?;
+    let grads = f(&var)?.sum_all()?.backward()?;
+    Ok(grads.get(&var).expect("a gradient").clone())
+}
+
+/// A target for each line: the first class.
+fn zeros(logits: &Tensor) -> Result<Tensor> {
+    Tensor::zeros(logits.dim(0)?, DType::U32, &Device::Cpu)
+}
+
+/// A thread of a pool that waits for others does no other work of the pool meanwhile: that may wait for what this thread has locked.
+#[test]
+fn no_other_work_while_a_call_waits() -> Result<()> {
+    thread_local! {
+        static WITHIN: Cell<bool> = const { Cell::new(false) };
+    }
+    let scores = tensor(&normal(64 * 4096, 1.0, 1), (64, 4096), DType::F32, &Device::Cpu)?;
+    let bias = tensor(&normal(4096, 1.0, 2), (1, 4096), DType::F32, &Device::Cpu)?;
+    let logits = tensor(&normal(100_000 * 2, 1.0, 3), (100_000, 2), DType::F32, &Device::Cpu)?;
+    let calls: [&(dyn Fn() -> Result<Tensor> + Sync); 2] =
+        [&|| gradient(&bias, |bias| Softmax::new().dim(0).bias(bias).forward(&scores)), &|| {
+            gradient(&logits, |logits| CrossEntropy::new().forward(logits, &zeros(logits)?))
+        }];
+    let pool = pool(4);
+    for i in 0..400 {
+        let (ready, other_work) = (AtomicBool::new(false), AtomicBool::new(false));
+        pool.scope(|scope| {
+            // One thread has much to do that others take over, and so are there when they may take a part of the call, too.
+            scope.spawn(|scope| {
+                for _ in 0..1000 {
+                    scope.spawn(|_| {
+                        if WITHIN.get() {
+                            other_work.store(true, Ordering::Relaxed);
+                        }
+                        (0..100).for_each(|_| std::hint::spin_loop());
+                    });
+                }
+                ready.store(true, Ordering::Release);
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            });
+            scope.spawn(|_| {
+                while !ready.load(Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
+                WITHIN.set(true);
+                calls[i % 2]().expect("a gradient");
+                WITHIN.set(false);
+            });
+        });
+        assert!(!other_work.load(Ordering::Relaxed), "call {} took other work on", i % 2);
+    }
+    Ok(())
+}
+
 /// On the CPU one thread and several, which share the lines between them, write the same bits: of lines that are close to each other, as
 /// of ones some of which are not.
 #[test]
@@ -112,6 +169,22 @@ fn the_same_bits_by_any_number_of_threads() -> Result<()> {
         ("gradient", |xs, ys| testing::softmax_backward(false, ys, xs, 1)),
         ("logsumexp", |xs, _| ops::logsumexp(xs, 1)),
     ];
+    // With candle's own passes, by one thread each
+    let of_training: [(&str, Call); 7] = [
+        ("logsumexp, dim 0", |xs, _| ops::logsumexp(xs, 0)),
+        ("weights of the greatest", |xs, _| Ok(ops::topk_softmax(xs, 5, true)?.0)),
+        ("losses", |xs, _| CrossEntropy::new().label_smoothing(0.1).z_loss(1e-4).forward(xs, &zeros(xs)?)),
+        ("gradient of losses", |xs, _| {
+            gradient(xs, |xs| CrossEntropy::new().label_smoothing(0.1).z_loss(1e-4).forward(xs, &zeros(xs)?))
+        }),
+        ("gradient with a softcap", |xs, ys| gradient(xs, |xs| Softmax::new().softcap(20.0).forward(xs)? * ys)),
+        ("gradient of a bias", |xs, ys| {
+            gradient(&ys.narrow(0, 0, 1)?.copy()?, |bias| Softmax::new().bias(bias).forward(xs)? * ys)
+        }),
+        ("gradient of a bias, dim 0", |xs, ys| {
+            gradient(&ys.narrow(0, 0, 1)?.copy()?, |bias| Softmax::new().dim(0).bias(bias).forward(xs)? * ys)
+        }),
+    ];
     let pools = [1, 2, 5].map(pool);
     // Enough elements to be shared, and of the first for one thread to write f32s past the caches; the last are cut into parts, some lines
     // or strips at a time.
@@ -124,7 +197,9 @@ fn the_same_bits_by_any_number_of_threads() -> Result<()> {
                 }
                 let xs = tensor(&xs, shape, dtype, &Device::Cpu)?;
                 let ys = tensor(&normal(shape.0 * shape.1, 1.0, 4), shape, dtype, &Device::Cpu)?;
-                for (name, call) in calls {
+                let training =
+                    of_training.iter().filter(|_| !far && shape.1 <= 6000 && matches!(dtype, DType::F32 | DType::BF16));
+                for (name, call) in calls.iter().chain(training) {
                     let [one, two, five] = pools.each_ref().map(|pool| values(&pool.install(|| call(&xs, &ys))?));
                     let (one, two, five) = (one?, two?, five?);
                     assert!(one == two && one == five, "{name} of {shape:?} {dtype:?}, far: {far}");

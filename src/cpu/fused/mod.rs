@@ -17,6 +17,7 @@ use super::memory::{filled, Elements, Unfilled};
 use super::sum::sum_over;
 use super::{run, Element};
 use crate::fused::{Around, Geometry, Gradients, Operand, Options, Wanted};
+use crate::fused_op::NAME;
 use crate::lines::unsupported_dtype;
 use crate::sums::SumOver;
 pub(crate) use any::{Any, Wide};
@@ -28,8 +29,6 @@ use columns::Columns;
 use logits::Call;
 use rows::Rows;
 use short::limits;
-
-const NAME: &str = "fused-softmax";
 
 struct ForwardTask<'a, T: Element>(Call<'a, T>, Any<'a>);
 

@@ -29,7 +29,7 @@ pub(super) fn is_batched<T: Element>(len: usize) -> bool {
     has_own_loops::<T>() && len <= BATCH_LINE
 }
 /// Masks of up to so many elements, …
-const MOST_LIMITS: usize = 1 << 18;
+const MOST_LIMITS: usize = 1 << 17;
 /// … each of which is there for so many scores at least, are written down as limits of the logits.
 const LIMITS_FROM: usize = 4;
 /// Lines in work one by one: of one the logits are made, one is summed and one written; a power of two.
