@@ -453,11 +453,14 @@ mod cuda {
         bin.join(format!("{name}{}", std::env::consts::EXE_SUFFIX))
     }
 
-    /// The folder of the CUDA toolkit that `nvcc` on the PATH belongs to.
+    /// The folder of the CUDA toolkit that `nvcc` on the PATH belongs to: where a link points to, and the assembler is, too, which is not beside a
+    /// program that only calls `nvcc`.
     fn toolkit() -> Option<PathBuf> {
         let path = std::env::var_os("PATH")?;
-        let bin = std::env::split_paths(&path).find(|folder| program_in(folder, "nvcc").is_file())?;
-        let root = bin.join("..");
-        Some(root.canonicalize().unwrap_or(root))
+        let named = std::env::split_paths(&path).map(|folder| program_in(&folder, "nvcc"));
+        let found = named.filter_map(|nvcc| nvcc.canonicalize().ok());
+        let bins: Vec<PathBuf> = found.filter_map(|nvcc| nvcc.parent().map(Path::to_path_buf)).collect();
+        let bin = bins.iter().find(|bin| program_in(bin, "ptxas").is_file()).or(bins.first())?;
+        bin.parent().map(Path::to_path_buf)
     }
 }

@@ -34,7 +34,7 @@ __device__ __forceinline__ float swift_exponential(float x) {
 __device__ __forceinline__ double swift_exponential(double x) { return exponential(x); }
 
 // A dtype: what it is computed in, and how. A unit is what a register holds of it: one element, or two neighbours of half
-// precision. exponential(x) gives exp(x) times EXP_SCALE.
+// precision. exponential(x) gives exp(x) times EXP_SCALE, probability(log) gives exp(log) where what is below 1e-38 does not count.
 template <typename T>
 struct Element;
 
@@ -54,11 +54,13 @@ struct WideElement {
 template <>
 struct Element<double> : WideElement<double> {
     static __device__ __forceinline__ double exponential(double x) { return ::exponential(x); }
+    static __device__ __forceinline__ double probability(double log) { return ::exponential(log); }
 };
 
 template <>
 struct Element<float> : WideElement<float> {
     static __device__ __forceinline__ float exponential(float x) { return quick_exponential(x); }
+    static __device__ __forceinline__ float probability(float log) { return quick_exponential(log); }
 };
 
 // For half precision: 2^8 exp(x) within 1e-6 in two instructions. The factor keeps what is still a number in bf16 from being
@@ -68,6 +70,7 @@ struct HalfElement {
     static constexpr int PER_UNIT = 2;
     static constexpr float EXP_SCALE = 256, LOG2_EXP_SCALE = 8;
     static __device__ __forceinline__ float exponential(float x) { return flushed_power_of_two(fmaf(x, 1.44269504f, LOG2_EXP_SCALE)); }
+    static __device__ __forceinline__ float probability(float log) { return flushed_power_of_two(log * 1.44269504f); }
 };
 
 // exp(x - reference) times EXP_SCALE in two instructions: x log2 e is exact until the reference's is subtracted, whose rounding all that is

@@ -644,6 +644,9 @@ __device__ __forceinline__ FusedLine<Real<T>> normalize(const Fused<Real<T>>& ca
     auto line = group.merge({held.logit(max), sum * exponential.unscale});
     if (call.sinks) line = with_sink(line, sink_of<T>(call, at.sink));
     const bool empty = line.max == absent && line.sum == R(0);
+    // The maximum itself adds exp(0) = 1: what lies below is rounding.
+    const R least = line.max > absent ? R(1) : R(0);
+    if (line.sum < least) line.sum = least;
     R factor = quick_exponential(held.logit(max) - part_reference(line.max)) * exponential.unscale * reciprocal(line.sum);
     if (empty) factor = call.nan_rows && !call.sinks ? R(NAN) : R(0);
     return {line, factor, empty, max};
@@ -666,12 +669,17 @@ __device__ __forceinline__ void fetch_ahead(const Fused<Real<T>>& call, const Pl
     if (j < at.end) prefetch(static_cast<const T*>(call.scores) + at.scores + ahead * call.len + j);
 }
 
-// The same of a warp's run of COUNT elements for each of its threads, of any window, as kernels/register_softmax.cuh has it.
+// The same of a warp's run of COUNT elements for each of its threads, and of any window, as kernels/register_softmax.cuh has it.
 template <typename T, int COUNT, typename Group>
 __device__ __forceinline__ void fetch_run_ahead(const Fused<Real<T>>& call, const Place& at, const Group& group, int ahead) {
     if (ahead == 0 || at.line + ahead >= call.lines || threadIdx.x % 32 > 0) return;
-    const int first = group.exchange.warp() * COUNT * 32, left = static_cast<int>(call.len) - first;
-    if (left > 0) prefetch(static_cast<const T*>(call.scores) + at.scores + ahead * call.len + first, left < COUNT * 32 ? left : COUNT * 32);
+    int first = group.exchange.warp() * COUNT * 32, end = min(first + COUNT * 32, static_cast<int>(call.len));
+    if (call.window) {
+        const Place next = locate<true>(call, at.line + ahead);
+        first = max(first, static_cast<int>(next.first));
+        end = min(end, static_cast<int>(next.end));
+    }
+    if (first < end) prefetch(static_cast<const T*>(call.scores) + at.scores + ahead * call.len + first, end - first);
 }
 
 // Moves the scores (as far as they are in the window), the result, and once what is added or masked: the ceiling is a copy of

@@ -1,4 +1,4 @@
-// The gradients, of lines of any length that lie side by side, both read twice and written once, with nothing but a scale, window and sinks.
+// The gradients, of lines of any length that lie side by side, both read twice and written once, with nothing but a scale and sinks.
 #include "fused_group.cuh"
 
 #define KERNELS(dtype, T) GROUP_KERNEL(fused_backward_group_scores, dtype, T, ScatteredLine, true, true, WeighedState)

@@ -376,6 +376,7 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
         const auto* bias = static_cast<const T*>(call.bias) + place.bias;
         const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
         added = call.adds == ONE ? Element<T>::read(*bias) : R(0);
+        in_pairs = false;
         if (call.adds == EACH) in_pairs = each_read<(PER_UNIT > 1)>(bias, call.bias_step * sizeof(T), [&](int k, const auto& read) { hold(k, read.words); });
         if constexpr (MASKS_FIRST) {
             if (comes_first(call)) {

@@ -49,8 +49,7 @@ __device__ __forceinline__ void narrow_gradients(const T* y, const T* g, T* grad
         R results[SIZE];
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
-            const R of_y = own_y[k].number(i), of_g = own_g[k].number(i);
-            results[i] = log ? of_g - exponential(of_y) * sum[i] : of_y * (of_g - sum[i]);
+            results[i] = gradient_of<T>(own_y[k].number(i), own_g[k].number(i), sum[i], log);
         }
         Unit::of(results).store(grad, k * own.step);
     });

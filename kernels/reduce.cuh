@@ -25,9 +25,7 @@ __device__ __forceinline__ State block_reduce(State state) {
     return state.of_first_lane();
 }
 
-// Reductions of one number over the group of threads that shares a line: a power of two up to 32 neighbours in a warp, or
-// the whole block. The same bits for each of them. A block-wide maximum and sum are to be taken in turn: the barrier of
-// one is what frees the other's memory.
+// Of one number over the group of threads that shares a line: a power of two up to 32 neighbours in a warp. The same bits for each of them.
 template <typename R, typename F>
 __device__ __forceinline__ R warp_group_reduce(R value, int group, F f) {
 #pragma unroll
@@ -37,28 +35,19 @@ __device__ __forceinline__ R warp_group_reduce(R value, int group, F f) {
     return value;
 }
 
-template <typename R, typename F>
-__device__ __forceinline__ R group_reduce(R value, int group, R empty, R* of_warp, F f) {
-    value = warp_group_reduce(value, group, f);
-    if (group > 32) {
+// The sum over a block, the same bits for each thread. Between two of them there is to be a barrier, which frees the memory of the first.
+template <typename R>
+__device__ __forceinline__ R block_sum(R value) {
+    __shared__ R of_warp[32];
+    const auto add = [](R a, R b) { return a + b; };
+    value = warp_group_reduce(value, 32, add);
+    if (blockDim.x > 32) {
         const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
         if (lane == 0) of_warp[threadIdx.x / 32] = value;
         __syncthreads();
-        value = warp_group_reduce(lane < warps ? of_warp[lane] : empty, 32, f);
+        value = warp_group_reduce(lane < warps ? of_warp[lane] : R(0), 32, add);
     }
     return value;
-}
-
-template <typename R>
-__device__ __forceinline__ R group_max(R value, int group) {
-    __shared__ R of_warp[32];
-    return group_reduce(value, group, negative_infinity<R>(), of_warp, [](R a, R b) { return greater(a, b); });
-}
-
-template <typename R>
-__device__ __forceinline__ R group_sum(R value, int group) {
-    __shared__ R of_warp[32];
-    return group_reduce(value, group, R(0), of_warp, [](R a, R b) { return a + b; });
 }
 
 // The maximum and sum of a line from those of its parts, each relative to its own maximum. Called by whole warps; the same

@@ -53,20 +53,9 @@ struct RegisterGradient {
     }
 
     __device__ __forceinline__ void store(T* to, R sum, bool log) const {
-        const R scaled = sum * unscale<T>();
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
-            P pack;
-#pragma unroll
-            for (int u = 0; u < P::UNITS; u++) {
-                R grad[PER_UNIT];
-#pragma unroll
-                for (int i = 0; i < PER_UNIT; i++) {
-                    const R own_y = Element<T>::of_unit(y[k].units[u], i), own_g = Element<T>::of_unit(g[k].units[u], i);
-                    grad[i] = log ? own_g - Element<T>::exponential(own_y) * scaled : own_y * (own_g - sum);
-                }
-                pack.units[u] = Element<T>::to_unit(grad);
-            }
+            const auto pack = pack_of<T, SIZE>([&](int i) { return gradient_of<T>(element(y[k], i), element(g[k], i), sum, log); });
             if (place(k) < left) ::store(reinterpret_cast<P*>(to + start + place(k)), pack);
         }
     }
@@ -101,13 +90,13 @@ __device__ __forceinline__ void backward_block_lines(const T* y, const T* g, T* 
     }
 #define BACKWARD_BLOCK_KERNEL(dtype, T, COUNT, BLOCKS)                                                            \
     extern "C" __global__ void __launch_bounds__(512, BLOCKS)                                                     \
-        backward_block_##COUNT##_##dtype(const T* y, const T* g, T* dx, int64_t lines, int64_t len, int log) {    \
+        backward_block_##COUNT##_##dtype(const T* y, const T* g, T* dx, int64_t len, int log) {                  \
         __shared__ Normalizer<Real<T>> parts[MAX_WARPS];                                                          \
         backward_block_lines<T, COUNT>(y, g, dx, len, log, BlockExchange<Real<T>>{parts});                        \
     }
 #define BACKWARD_CLUSTER_KERNEL(dtype, T, COUNT, BLOCKS)                                                          \
     extern "C" __global__ void __launch_bounds__(512, BLOCKS)                                                     \
-        backward_cluster_##COUNT##_##dtype(const T* y, const T* g, T* dx, int64_t lines, int64_t len, int log) {  \
+        backward_cluster_##COUNT##_##dtype(const T* y, const T* g, T* dx, int64_t len, int log) {                \
         __shared__ Normalizer<Real<T>> parts[MAX_CLUSTER * 512 / 32];                                             \
         __shared__ ArrivalBarrier arrived;                                                                        \
         ClusterExchange<Real<T>>::begin(arrived);                                                                 \

@@ -52,7 +52,7 @@ struct RegisterLine {
     __device__ __forceinline__ int place(int k) const { return k * (STEP ? STEP : step) * SIZE; }
     // Whether this whole warp's elements all lie in the line.
     __device__ __forceinline__ bool is_full() const {
-        return COUNT >= 8 && __all_sync(~0u, before <= 0 && place(PACKS - 1) + SIZE <= left);
+        return __all_sync(~0u, before <= 0 && place(PACKS - 1) + SIZE <= left);
     }
 
     // From the input, of `total` elements, given the output. Of lines `inside` it is known that there is a pack of
@@ -212,7 +212,7 @@ struct RegisterLine {
     // Answers the sum of these exponentials, and keeps what Output needs for the result.
     template <typename Output, typename Exponential>
     __device__ __forceinline__ R exponentiate(const Exponential& exponential) {
-        constexpr int SUMS = COUNT < 8 ? COUNT : 8;
+        constexpr int SUMS = 8;
         // There are no registers for the numbers that the maximum was found of.
         if constexpr (!KEEPS && !COMPARES_PAIRS) {
 #pragma unroll

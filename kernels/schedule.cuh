@@ -105,6 +105,12 @@ __device__ __forceinline__ Output<Real<T>> output_of_line(Real<T> max, Real<T> s
     else return Output<Real<T>>(Normalizer<Real<T>>{max, sum * unscale<T>()});
 }
 
+// The gradient of an element, given its result, the gradient of that, and the sum over the line: of g * y, or for log-softmax of g.
+template <typename T>
+__device__ __forceinline__ Real<T> gradient_of(Real<T> y, Real<T> g, Real<T> sum, bool log) {
+    return log ? g - Element<T>::probability(y) * sum : y * (g - sum);
+}
+
 // Stores what is asked for, which a kernel is told at run time where that costs it nothing.
 template <typename Logits>
 __device__ __forceinline__ void map_output(Logits& logits, Normalizer<typename Logits::R> line, bool log) {

@@ -59,8 +59,7 @@ __device__ __forceinline__ void gradients(const T* y, const T* g, T* dx, int64_t
                         R results[COUNT];
 #pragma unroll
                         for (int i = 0; i < COUNT; i++) {
-                            const R y = Lines::read(own_y[k], i), g = Lines::read(own_g[k], i);
-                            results[i] = log ? g - exponential(y) * sums[i] : y * (g - sums[i]);
+                            results[i] = gradient_of<T>(Lines::read(own_y[k], i), Lines::read(own_g[k], i), sums[i], log);
                         }
                         return Lines::write(results);
                     });

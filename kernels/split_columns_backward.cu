@@ -70,7 +70,7 @@ __device__ __forceinline__ void columns_gradients(const T* y, const T* g, const 
     for (int i = 0; i < SIZE; i++) sum[i] = of_line[own.group.column * SIZE + i];
     own.each_tile(y, g, R(0), [&](int first, const R(&of_y)[SIZE][TILE], const R(&of_g)[SIZE][TILE]) {
         own.store(grad, first, [&](int i, int k) {
-            return log ? of_g[i][k] - exponential(of_y[i][k]) * sum[i] : of_y[i][k] * (of_g[i][k] - sum[i]);
+            return gradient_of<T>(of_y[i][k], of_g[i][k], sum[i], log);
         });
     });
 }

@@ -68,9 +68,9 @@ __device__ __forceinline__ void rows(const Request<T>& request) {
     R sums[2] = {};
     if (request.smooth) {
         of_classes.grow(state.max, whole.max);
-        sums[0] = group_sum(of_classes.terms.value(), blockDim.x);
-        __syncthreads();  // what group_sum shares is free again
-        sums[1] = group_sum(of_classes.weights.value(), blockDim.x);
+        sums[0] = block_sum(of_classes.terms.value());
+        __syncthreads();  // what block_sum shares is free again
+        sums[1] = block_sum(of_classes.weights.value());
     }
     if (Cluster::blocks() > 1) {
         __shared__ Share<R> of_block;
@@ -158,16 +158,8 @@ __device__ __forceinline__ void columns(const Request<T>& request, int64_t inner
         if (!there || !group.leads()) return;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
-            if (skipped[i]) {
-                request.skip(number + i);
-                continue;
-            }
             const Share<R>& share = shares.of[i];
-            bool nan = false;
-            if (!request.targets && share.max == -negative_infinity<R>()) {
-                for (int64_t j = 0; j < line.len; j++) nan |= isnan(Element<T>::read(first[j * inner + i]));
-            }
-            request.write(number + i, {share.max, share.sum}, nan, share.sums, first + i, inner);
+            request.write_alone(number + i, skipped[i], {share.max, share.sum}, share.sums, first + i, inner);
         }
     });
 }

@@ -59,6 +59,20 @@ struct Request {
             if (k < statistics()) static_cast<R*>(out)[k * lines + line] = numbers[k];
         }
     }
+
+    // The same of a line that is skipped, or whose elements one thread looks at again where there may be a NaN.
+    __device__ __forceinline__ void write_alone(int64_t line, bool skipped, Normalizer<R> found, const R (&sums)[2], const T* first,
+                                                int64_t stride) const {
+        if (skipped) {
+            skip(line);
+            return;
+        }
+        bool nan = false;
+        if (!targets && found.max == -negative_infinity<R>()) {
+            for (int64_t j = 0; j < len; j++) nan |= isnan(Element<T>::read(first[j * stride]));
+        }
+        write(line, found, nan, sums, first, stride);
+    }
 };
 
 // The sums over classes, of weight * (x - pivot) and of weight, as far as one thread has added them. The pivot is the maximum of what it

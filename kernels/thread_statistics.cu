@@ -33,16 +33,7 @@ struct ThreadLines {
 
     // Line i has this maximum, and this sum of exponentials relative to it.
     __device__ __forceinline__ void write(int i, R max, R sum) const {
-        if (!there) return;
-        if (skipped[i]) {
-            request.skip(number + i);
-            return;
-        }
-        bool nan = false;
-        if (!request.targets && max == -negative_infinity<R>()) {
-            for (int64_t j = 0; j < request.len; j++) nan |= isnan(Element<T>::read(first[j * inner + i]));
-        }
-        request.write(number + i, {max, sum}, nan, {0, 0}, first + i, inner);
+        if (there) request.write_alone(number + i, skipped[i], {max, sum}, {0, 0}, first + i, inner);
     }
 };
 

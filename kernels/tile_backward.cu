@@ -61,13 +61,12 @@ __device__ __forceinline__ void tile_backward_lines(const T* y, const T* g, T* d
             add(held_y[k], held_g[k], k);
         }
     });
-    const R sum = warp_group_reduce(pairwise_sum(sums), group, [](R a, R b) { return a + b; }), scaled = sum * unscale<T>();
+    const R sum = warp_group_reduce(pairwise_sum(sums), group, [](R a, R b) { return a + b; });
     const auto gradient = [&](Unit<T> unit_y, Unit<T> unit_g) {
         R of_unit[PER_UNIT];
 #pragma unroll
         for (int i = 0; i < PER_UNIT; i++) {
-            const R own_y = Element<T>::of_unit(unit_y, i), own_g = Element<T>::of_unit(unit_g, i);
-            of_unit[i] = log ? own_g - Element<T>::exponential(own_y) * scaled : own_y * (own_g - sum);
+            of_unit[i] = gradient_of<T>(Element<T>::of_unit(unit_y, i), Element<T>::of_unit(unit_g, i), sum, log);
         }
         return Element<T>::to_unit(of_unit);
     };

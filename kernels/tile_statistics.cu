@@ -50,16 +50,7 @@ __device__ __forceinline__ void tile_lines(const Request<T>& request, int shift)
         sums[0] = warp_group_reduce(of_classes.terms.value(), group, plus);
         sums[1] = warp_group_reduce(of_classes.weights.value(), group, plus);
     }
-    if (!there || (threadIdx.x & (group - 1)) > 0) return;
-    if (skipped) {
-        request.skip(line);
-        return;
-    }
-    bool nan = false;
-    if (!request.targets && max == -negative_infinity<R>()) {
-        for (int j = 0; j < len; j++) nan |= isnan(Element<T>::read(first[j]));
-    }
-    request.write(line, {max, sum}, nan, sums, first, 1);
+    if (there && (threadIdx.x & (group - 1)) == 0) request.write_alone(line, skipped, {max, sum}, sums, first, 1);
 }
 
 #define KERNELS(dtype, T) KERNEL(tile_statistics, dtype, T, TILE_THREADS, 1, (tile_lines<T, 17>(request, shift)))

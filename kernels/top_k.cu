@@ -373,7 +373,7 @@ __device__ __forceinline__ void rows(const T* x, const TopK<T>& call, int64_t le
     if (!call.renormalise) {
         Cluster::sync();
         const R max = number_of<T>(Keys<T>::rank(Cluster::of_block(0, candidates)[*Cluster::of_block(0, by_rank)]));
-        const R of_block = group_sum(sum_relative_to(state, max), blockDim.x);
+        const R of_block = block_sum(sum_relative_to(state, max));
         if (threadIdx.x == 0) *Cluster::of_block(0, &sums[Cluster::rank()]) = of_block;
         sync_blocks();
     }
@@ -384,7 +384,7 @@ __device__ __forceinline__ void rows(const T* x, const TopK<T>& call, int64_t le
     R sum = 0;
     if (call.renormalise) {
         for (int i = threadIdx.x; i < k; i += blockDim.x) sum += exponential_of(i);
-        sum = group_sum(sum, blockDim.x);
+        sum = block_sum(sum);
     } else {
         for (unsigned block = 0; block < Cluster::blocks(); block++) sum += sums[block];
     }

@@ -37,16 +37,7 @@ __device__ __forceinline__ void warp_lines(const Request<T>& request, int shift)
         }
     }
     const R sum = group.reduce(pairwise_sum(terms), [](R a, R b) { return a + b; }) * unscale<T>();
-    if (!there || group.rank() > 0) return;
-    if (skipped) {
-        request.skip(number);
-        return;
-    }
-    bool nan = false;
-    if (!request.targets && max == -negative_infinity<R>()) {
-        for (int j = 0; j < request.len; j++) nan |= isnan(Element<T>::read(first[j]));
-    }
-    request.write(number, {max, sum}, nan, {0, 0}, first, 1);
+    if (there && group.rank() == 0) request.write_alone(number, skipped, {max, sum}, {0, 0}, first, 1);
 }
 
 #define KERNELS(dtype, T) KERNEL(warp_statistics, dtype, T, 128, 1, (warp_lines<T, 4>(request, shift)))

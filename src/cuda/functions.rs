@@ -1,7 +1,7 @@
 //! The kernels as loaded functions: each module is loaded when first used on a device, and kept.
 //!
 //! candle's own cache asks the driver for the function at every call and may load a module twice when threads race;
-//! this one finds a function with a read lock and a small hash, and holds no lock while a kernel is launched.
+//! this one finds a function with a read lock and a small hash, and holds no lock that others need while a module is loaded or a kernel launched.
 
 use super::plan::{DeviceFacts, Family, FusedLines, Held, Kernel, Plan, Strips};
 use super::registers::to_absolute;
@@ -14,7 +14,7 @@ use lzma_rust2::LzmaReader;
 use std::collections::HashMap;
 use std::io::Read;
 use std::ops::Range;
-use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
 
 /// Modules that are compressed together: their PTX, as [`to_absolute`] reads it, and their machine code.
 struct Group {
@@ -200,6 +200,7 @@ pub(super) struct Function {
 }
 
 static LOADED: LazyLock<RwLock<Loaded>> = LazyLock::new(RwLock::default);
+static LOADING: Mutex<()> = Mutex::new(());
 
 /// As in the names of modules: 90 for 9.0
 fn compute_capability(context: &CudaContext) -> Result<u32> {
@@ -268,11 +269,15 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
     let Some(described) = module(&name, facts) else {
         candle_core::bail!("candle-softmax: no module was built for {key:?}")
     };
-    let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
-    let module = match loaded.modules.get(&(ordinal, described.name)) {
-        Some(module) => module.clone(),
+    // One thread at a time loads, which may have the driver compile for a while; the others go on with what is loaded.
+    let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
+    let of_another =
+        LOADED.read().unwrap_or_else(PoisonError::into_inner).modules.get(&(ordinal, described.name)).cloned();
+    let module = match of_another {
+        Some(module) => module,
         None => {
             let module = context.load_module(described.image(runs_code(context)?)?).w()?;
+            let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
             loaded.modules.insert((ordinal, described.name), module.clone());
             module
         }
@@ -287,7 +292,7 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
     let besides = function.shared_size_bytes().w()?;
     function.set_attribute(most, facts.shared_bytes as i32 - besides).w()?;
     let function = Function { function, waits: described.waits };
-    loaded.functions.insert((ordinal, key), function.clone());
+    LOADED.write().unwrap_or_else(PoisonError::into_inner).functions.insert((ordinal, key), function.clone());
     Ok(function)
 }
 

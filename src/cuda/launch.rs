@@ -2,13 +2,13 @@
 
 use super::functions::{self, Function, Key};
 use super::plan::{
-    self, narrow_units, Kernel, NarrowUnits, Plan, CHUNK_BYTES, MAX_BOX_ROWS, MOST_TOP_K, NARROW_ALONE, PACK_BYTES,
-    RESIDENT_BOX, RESIDENT_COLUMNS,
+    self, narrow_units, Elements, Kernel, NarrowUnits, Plan, CHUNK_BYTES, MAX_BOX_ROWS, MOST_TOP_K, NARROW_ALONE,
+    PACK_BYTES, RESIDENT_BOX, RESIDENT_COLUMNS,
 };
-use super::sums;
+use super::{alignment, sums};
 use crate::lines::Lines;
 use crate::loss_of_lines::LossOfLines;
-use crate::op::Output;
+use crate::op::{Output, Schedule};
 use crate::state::Real;
 use crate::statistics::{statistics_of, Ignored, MOST_GRADIENTS};
 use candle_core::cuda_backend::cudarc::driver::{
@@ -149,6 +149,12 @@ unsafe fn launch_with(
     result.result().w()
 }
 
+/// What a plan depends on where all tensors are as aligned as this.
+fn alike<T>(addresses: u64) -> Elements {
+    let alignment = alignment(addresses);
+    Elements { size: size_of::<T>(), input_alignment: alignment, output_alignment: alignment }
+}
+
 fn check_lengths<const N: usize>(lines: Lines, lengths: [usize; N]) -> Result<()> {
     if lengths.iter().any(|&len| len != lines.elem_count()) {
         candle_core::bail!("candle-softmax: tensors of {lengths:?} elements for {lines:?}")
@@ -156,24 +162,26 @@ fn check_lengths<const N: usize>(lines: Lines, lengths: [usize; N]) -> Result<()
     Ok(())
 }
 
-/// Without `x`, over what is in `y`: every kernel reads the elements of a line before it writes them, or for the last time in the
+/// By the kernel that the plan names. Without `x`, over what is in `y`: every kernel reads the elements of a line before it writes them, or for the last time in the
 /// thread that then writes them, and makes no use of what it reads of others; `x` is not `__restrict__`, so its loads are coherent.
 pub(super) fn softmax<T: CudaElement>(
     device: &CudaDevice,
     x: Option<CudaView<'_, T>>,
     y: &mut CudaViewMut<'_, T>,
     lines: Lines,
-    plan: Plan,
+    schedule: Option<Schedule>,
     output: Output,
 ) -> Result<()> {
     check_lengths(lines, [x.as_ref().map_or(y.len(), |x| x.len()), y.len()])?;
     let stream = device.cuda_stream();
     let key = |kernel| Key { kernel, output, dtype: T::NAME };
+    let x_and_read = x.as_ref().map(|x| x.device_ptr(&stream));
+    let (y, _y_written) = y.device_ptr_mut(&stream);
+    let x = x_and_read.as_ref().map_or(y, |(x, _read)| *x);
+    let elements = Elements { size: size_of::<T>(), input_alignment: alignment(x), output_alignment: alignment(y) };
+    let plan = plan::softmax(lines, schedule, output, elements, functions::facts(device)?);
     let (count, len, inner) = (lines.count() as u64, lines.len as u64, lines.inner as u64);
     let (parameter, log) = (plan.parameter as u64, (output == Output::LogProbability) as u64);
-    let x = x.as_ref().map(|x| x.device_ptr(&stream));
-    let (y, _y_written) = y.device_ptr_mut(&stream);
-    let x = x.as_ref().map_or(y, |(x, _read)| *x);
     let tensors = Arguments::new().push(x).push(y);
     // SAFETY (of all launches below): these are the parameters of the kernels named; x and y hold lines × len elements,
     // checked above; a plan covers all lines, and the kernels mask or stride over what lies beyond.
@@ -372,7 +380,6 @@ pub(super) fn softmax_backward<T: CudaElement>(
     [y, g]: [CudaView<'_, T>; 2],
     grad: &mut CudaViewMut<'_, T>,
     lines: Lines,
-    plan: Plan,
     output: Output,
 ) -> Result<()> {
     check_lengths(lines, [y.len(), g.len(), grad.len()])?;
@@ -380,6 +387,7 @@ pub(super) fn softmax_backward<T: CudaElement>(
     let (y, _y_read) = y.device_ptr(&stream);
     let (g, _g_read) = g.device_ptr(&stream);
     let (grad, _grad_written) = grad.device_ptr_mut(&stream);
+    let plan = plan::softmax_backward(lines, alike::<T>(y | g | grad), functions::facts(device)?);
     let (len, inner) = (lines.len as u64, lines.inner as u64);
     let (parameter, log) = (plan.parameter as u64, (output == Output::LogProbability) as u64);
     let tensors = Arguments::new().push(y).push(g).push(grad);
@@ -388,7 +396,7 @@ pub(super) fn softmax_backward<T: CudaElement>(
     let groups = plan.groups(lines) as u64;
     let arguments = match plan.kernel {
         Kernel::BackwardTile { .. } | Kernel::BackwardWarp { .. } => rows.push(parameter).push(log),
-        Kernel::BackwardBlock { .. } | Kernel::BackwardCluster { .. } => rows.push(log),
+        Kernel::BackwardBlock { .. } | Kernel::BackwardCluster { .. } => tensors.push(len).push(log),
         Kernel::BackwardNarrow { whole } => push_narrow(tensors, lines, whole, size_of::<T>(), plan).push(log),
         Kernel::BackwardSplitColumns { whole } => {
             let NarrowUnits { size, across, .. } = narrow_units(lines, whole, size_of::<T>());
@@ -465,7 +473,6 @@ pub(super) fn statistics<T: CudaElement, O: DeviceRepr>(
     x: CudaView<'_, T>,
     out: &mut CudaViewMut<'_, O>,
     lines: Lines,
-    plan: Plan,
     classes: Option<Classes<'_, T::Real>>,
 ) -> Result<()> {
     check_lengths(lines, [x.len()])?;
@@ -485,6 +492,8 @@ pub(super) fn statistics<T: CudaElement, O: DeviceRepr>(
     let (out, _out_written) = out.device_ptr_mut(&stream);
     let targets = classes.as_ref().map(|classes| classes.targets.device_ptr(&stream));
     let weights = classes.as_ref().and_then(|classes| classes.weights.as_ref()).map(|w| w.device_ptr(&stream));
+    let smooth = classes.as_ref().is_some_and(|classes| classes.smooth);
+    let plan = plan::statistics(lines, alike::<T>(x), smooth, functions::facts(device)?);
     let arguments = Arguments::new()
         .push(x)
         .push(out)
@@ -496,7 +505,7 @@ pub(super) fn statistics<T: CudaElement, O: DeviceRepr>(
         .push(targets.as_ref().map_or(0, |(targets, _read)| *targets))
         .push(classes.as_ref().map_or(0, |classes| classes.ignored.0 as u64))
         .push(weights.as_ref().map_or(0, |(weights, _read)| *weights))
-        .push(classes.as_ref().is_some_and(|classes| classes.smooth) as u64);
+        .push(smooth as u64);
     let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
     // SAFETY: these are the parameters of the kernels; the lengths of all that they point to are checked above, targets are
     // range-checked by the kernel, and the plan covers all lines, beyond which the kernels write nothing.
@@ -516,7 +525,6 @@ pub(super) fn loss_backward<T: CudaElement>(
     (statistics, gradients): (CudaView<'_, T::Real>, StatisticsGradients<'_, T>),
     grad: &mut CudaViewMut<'_, T>,
     lines: Lines,
-    plan: Plan,
     classes: Classes<'_, T::Real>,
 ) -> Result<()> {
     check_lengths(lines, [x.len(), grad.len()])?;
@@ -541,6 +549,7 @@ pub(super) fn loss_backward<T: CudaElement>(
         StatisticsGradients::OfStatistics(of) => of.device_ptr(&stream),
         StatisticsGradients::LogSumExp(alone) => alone.device_ptr(&stream),
     };
+    let plan = plan::loss_backward(lines, alike::<T>(x), functions::facts(device)?);
     let arguments = Arguments::new()
         .push(x)
         .push(grad)
@@ -615,7 +624,7 @@ pub(super) fn loss_of_lines<R: CudaElement>(
     Ok(())
 }
 
-/// Sums of `x`, or parts of them, that the call says, which fits the plan and the lengths.
+/// Sums of `x`, which begins at a multiple of 16 bytes, or parts of them, that the call says, which fits the plan and the lengths.
 pub(super) fn sum<R: CudaElement>(
     device: &CudaDevice,
     x: CudaView<'_, R>,
@@ -625,6 +634,11 @@ pub(super) fn sum<R: CudaElement>(
 ) -> Result<()> {
     let stream = device.cuda_stream();
     let (mut x, _x_read) = x.device_ptr(&stream);
+    if alignment(x) < PACK_BYTES {
+        candle_core::bail!(
+            "candle-softmax: what is summed begins at {x:#x}, and not at a multiple of {PACK_BYTES} bytes"
+        )
+    }
     let (mut out, _out_written) = out.device_ptr_mut(&stream);
     let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: R::NAME };
     // SAFETY: these are the parameters of the kernels; by the plan parts are of elements of `x`, and each of its blocks has place in `out`.

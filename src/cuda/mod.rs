@@ -16,13 +16,12 @@ pub(crate) use top_k::{top_k, top_k_backward};
 use crate::lines::{unsupported_dtype, Contiguous, Lines};
 use crate::op::{Output, SoftmaxOp};
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DeviceRepr};
+use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut, DeviceRepr};
 use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Tensor};
 use half::{bf16, f16};
 use launch::CudaElement;
 use plan::Elements;
-use std::mem::size_of;
 use std::ops::Range;
 
 /// Calls a generic function with the element type of a dtype.
@@ -104,7 +103,7 @@ pub(crate) fn softmax_inplace(
     ) -> Result<()> {
         let device = storage.device().clone();
         match elements_mut(op.name, storage, elements)? {
-            Some(mut xs) => launch::<T>(op, lines, &device, None, &mut xs),
+            Some(mut xs) => launch::softmax::<T>(&device, None, &mut xs, lines, op.schedule, op.output),
             None => Ok(()),
         }
     }
@@ -128,26 +127,7 @@ fn write<T: CudaElement>(
     out: &mut CudaViewMut<'_, T>,
 ) -> Result<()> {
     let x = Contiguous::new(op.name, storage, layout)?;
-    launch(op, lines, storage.device(), Some(elements(&x, lines)?), out)
-}
-
-/// Plans and launches the kernel; without `x`, in place.
-fn launch<T: CudaElement>(
-    op: &SoftmaxOp,
-    lines: Lines,
-    device: &CudaDevice,
-    x: Option<CudaView<'_, T>>,
-    out: &mut CudaViewMut<'_, T>,
-) -> Result<()> {
-    let stream = device.cuda_stream();
-    let output_alignment = alignment(out.device_ptr(&stream).0);
-    let elements = Elements {
-        size: size_of::<T>(),
-        input_alignment: x.as_ref().map_or(output_alignment, |x| alignment(x.device_ptr(&stream).0)),
-        output_alignment,
-    };
-    let plan = plan::softmax(lines, op.schedule, op.output, elements, functions::facts(device)?);
-    launch::softmax(device, x, out, lines, plan, op.output)
+    launch::softmax(storage.device(), Some(elements(&x, lines)?), out, lines, op.schedule, op.output)
 }
 
 /// The gradient of the input of (log-)softmax, given its result `y` and the gradient `g` of that.
@@ -166,27 +146,11 @@ pub(crate) fn softmax_backward(
     ) -> Result<CudaStorage> {
         let device = y.storage().device();
         new_storage::<T>(device, lines, |out| {
-            let (y, g) = (elements(y, lines)?, elements(g, lines)?);
-            launch_backward(output, lines, device, [y, g], out)
+            launch::softmax_backward(device, [elements(y, lines)?, elements(g, lines)?], out, lines, output)
         })
     }
     let (y, g) = (Contiguous::new(name, y.0, y.1)?, Contiguous::new(name, g.0, g.1)?);
     by_dtype!(name, y.storage().dtype(), run(output, lines, &y, &g))
-}
-
-fn launch_backward<T: CudaElement>(
-    output: Output,
-    lines: Lines,
-    device: &CudaDevice,
-    [y, g]: [CudaView<'_, T>; 2],
-    out: &mut CudaViewMut<'_, T>,
-) -> Result<()> {
-    let stream = device.cuda_stream();
-    let addresses = [y.device_ptr(&stream).0, g.device_ptr(&stream).0, out.device_ptr(&stream).0];
-    let alignment = alignment(addresses[0] | addresses[1] | addresses[2]);
-    let elements = Elements { size: size_of::<T>(), input_alignment: alignment, output_alignment: alignment };
-    let plan = plan::softmax_backward(lines, elements, functions::facts(device)?);
-    launch::softmax_backward(device, [y, g], out, lines, plan, output)
 }
 
 /// A storage of `lines` that `write` fills; nothing is launched for an empty one.

@@ -1,15 +1,14 @@
 //! Log-sum-exp, the statistics of a loss and their backward on CUDA.
 
 use super::launch::StatisticsGradients;
-use super::{alignment, by_dtype, by_dtype_computed_in, elements, functions, launch, new_storage, plan};
-use super::{CudaElement, Elements};
+use super::{by_dtype, by_dtype_computed_in, elements, launch, new_storage, CudaElement};
 use crate::lines::{contiguous_range, unsupported_dtype, Contiguous, Lines};
 use crate::loss_of_lines::LossOfLines;
 use crate::statistics::{Classes, LossBackward};
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{CudaView, DevicePtr};
+use candle_core::cuda_backend::cudarc::driver::CudaView;
 use candle_core::cuda_backend::CudaDType;
-use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Storage, StorageRef, Tensor};
+use candle_core::{CudaStorage, DType, Layout, Result, Storage, StorageRef, Tensor};
 use half::{bf16, f16};
 
 /// A storage, and where in it logits, or statistics, or others' gradients are.
@@ -22,8 +21,7 @@ pub(crate) fn log_sum_exp(name: &'static str, lines: Lines, x: Operand) -> Resul
             let device = x.device();
             let x = Contiguous::new(name, x, layout)?;
             let x = elements::<T>(&x, lines)?;
-            let plan = plan::statistics(lines, facts_of(&x, device), false, functions::facts(device)?);
-            launch::statistics(device, x, out, lines, plan, None)
+            launch::statistics(device, x, out, lines, None)
         })
     }
     by_dtype!(name, x.0.dtype(), run(name, lines, x))
@@ -42,8 +40,7 @@ pub(crate) fn line_statistics(name: &'static str, lines: Lines, x: Operand, clas
             let stored = Stored::new(classes);
             let x = Contiguous::new(name, x, layout)?;
             let x = elements::<T>(&x, lines)?;
-            let plan = plan::statistics(lines, facts_of(&x, device), classes.smooth, functions::facts(device)?);
-            launch::statistics(device, x, out, lines, plan, Some(stored.view(classes)?))
+            launch::statistics(device, x, out, lines, Some(stored.view(classes)?))
         })
     }
     by_dtype!(name, x.0.dtype(), run(name, lines, x, classes))
@@ -79,8 +76,7 @@ pub(crate) fn loss_backward(
                 true => StatisticsGradients::LogSumExp(elements(&g, one_each(lines, 1))?),
                 false => StatisticsGradients::OfStatistics(elements(&g, one_each(lines, given))?),
             };
-            let plan = plan::loss_backward(lines, facts_of(&x, device), functions::facts(device)?);
-            launch::loss_backward(device, x, (s, g), out, lines, plan, stored.view(&op.classes)?)
+            launch::loss_backward(device, x, (s, g), out, lines, stored.view(&op.classes)?)
         })
     }
     by_dtype!(name, x.0.dtype(), run(name, lines, x, statistics, op))
@@ -122,11 +118,6 @@ fn all(numbers: usize) -> Lines {
 /// As many numbers for each of the lines.
 pub(super) fn one_each(lines: Lines, numbers: usize) -> Lines {
     Lines { outer: lines.count(), len: numbers, inner: 1 }
-}
-
-fn facts_of<T: CudaElement>(x: &CudaView<'_, T>, device: &CudaDevice) -> Elements {
-    let input_alignment = alignment(x.device_ptr(&device.cuda_stream()).0);
-    Elements { size: size_of::<T>(), input_alignment, output_alignment: input_alignment }
 }
 
 /// The storages of targets and weights, which are contiguous, kept from being written while they are in use.

@@ -2,11 +2,11 @@
 
 use super::launch::{self, CudaElement};
 use super::plan::{self, SumPlan};
-use super::{alignment, by_dtype_computed_in, functions};
+use super::{by_dtype_computed_in, functions};
 use crate::lines::unsupported_dtype;
 use crate::sums::{Steps, SumOver};
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DevicePtr};
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView};
 use candle_core::{CudaDevice, CudaStorage, DType, Result};
 
 /// As `kernels/sum.cu` has it.
@@ -93,7 +93,7 @@ pub(super) fn sum_over(storage: CudaStorage, sum: &SumOver) -> Result<CudaStorag
 
 fn sums<R: CudaElement>(device: &CudaDevice, x: CudaView<'_, R>, sum: &SumOver) -> Result<CudaSlice<R>> {
     let sums_and_terms = (sum.sums(), sum.terms());
-    if x.len() != sums_and_terms.0 * sums_and_terms.1 || alignment(x.device_ptr(&device.cuda_stream()).0) < 16 {
+    if x.len() != sums_and_terms.0 * sums_and_terms.1 {
         candle_core::bail!("candle-softmax: {} elements for {sums_and_terms:?} sums and terms of them", x.len())
     }
     let plan = plan::sum(sum, size_of::<R>(), functions::facts(device)?);

@@ -161,7 +161,7 @@ fn tile_group(threads: usize) -> (i32, usize, usize) {
 /// What so many tiles with so many lines each take of shared memory, with a mask if these share one there.
 fn tiles_bytes(tiles: usize, per_block: usize, lines: Lines, size: usize, shares_mask: bool) -> usize {
     let mask_bytes = if shares_mask { 4 * (lines.len / 2 * 2 + 1) } else { 0 };
-    tiles * tile_bytes(per_block, lines, size).next_multiple_of(128) as usize + mask_bytes
+    tiles * (tile_bytes(per_block, lines, size) as usize).next_multiple_of(128) + mask_bytes
 }
 
 /// Whether most tiles of so many lines of half precision have one mask, as one of padding is. Then what it keeps of each two elements is found once, in
