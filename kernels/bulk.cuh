@@ -70,3 +70,14 @@ __device__ __forceinline__ void send(unsigned block, Normalizer<double>* to, Nor
                  "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f64 [there], {%3, %4}, [barrier];\n}" ::"r"(
                      shared_address(to)), "r"(shared_address(&arrived)), "r"(block), "d"(value.max), "d"(value.sum) : "memory");
 }
+// The same of one number
+__device__ __forceinline__ void send(unsigned block, float* to, float value, ArrivalBarrier& arrived) {
+    asm volatile("{\n.reg .b32 there, barrier;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 barrier, %1, %2;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %3, [barrier];\n}" ::"r"(shared_address(to)),
+                 "r"(shared_address(&arrived)), "r"(block), "f"(value) : "memory");
+}
+__device__ __forceinline__ void send(unsigned block, double* to, double value, ArrivalBarrier& arrived) {
+    asm volatile("{\n.reg .b32 there, barrier;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 barrier, %1, %2;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.f64 [there], %3, [barrier];\n}" ::"r"(shared_address(to)),
+                 "r"(shared_address(&arrived)), "r"(block), "d"(value) : "memory");
+}

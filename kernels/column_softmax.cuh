@@ -51,12 +51,9 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
         auto pack = no_pack<T, SIZE>();
         if constexpr (LOADS == SIZE) {
             load_if(left > 0, pack, x);
-        } else if (left > 0) {
+        } else {
 #pragma unroll
-            for (int i = 0; i < UNITS; i++) {
-                pack.units[i].x = x[i * 2];
-                if (first + i * 2 + 1 < inner) pack.units[i].y = x[i * 2 + 1];
-            }
+            for (int i = 0; i < UNITS; i++) load_each_if(left > 0, left > 0 && first + i * 2 + 1 < inner, pack.units[i], x + i * 2);
         }
 #pragma unroll
         for (int i = 0; i < UNITS; i++) held[k * UNITS + i] = pack.units[i];

@@ -37,6 +37,14 @@ __device__ __forceinline__ Normalizer<R> merge_column(const Normalizer<R>* parts
     return {max, sum};
 }
 
+// The sum of `count` numbers of one column that stand `columns` apart
+template <typename R>
+__device__ __forceinline__ R sum_column(const R* numbers, int count, int columns) {
+    R sum = 0;
+    for (int i = 0; i < count; i++) sum += numbers[i * columns];
+    return sum;
+}
+
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
 constexpr int MAX_CLUSTER = 16;
 

@@ -97,14 +97,6 @@ struct NarrowShare {
     }
 };
 
-// The sum of `count` numbers of one column that stand `columns` apart
-template <typename R>
-__device__ __forceinline__ R sum_column(const R* numbers, int count, int columns) {
-    R sum = 0;
-    for (int i = 0; i < count; i++) sum += numbers[i * columns];
-    return sum;
-}
-
 // Instantiates kernels for each dtype: KERNELS(what their names have where units are elements, dtype, element type, WHOLE).
 #define NARROW_HALF(dtype, T) KERNELS(, dtype, T, true) KERNELS(_any, dtype, T, false)
 #define NARROW_WIDE(dtype, T) KERNELS(, dtype, T, true)

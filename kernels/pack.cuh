@@ -50,6 +50,15 @@ __device__ __forceinline__ void load_if(bool wanted, Pack<T, SIZE>& pack, const 
     load_bits_if(wanted, reinterpret_cast<typename Bits<sizeof(pack)>::Type&>(pack), from);
 }
 
+// The two elements of a unit of half precision one by one, each where it is `wanted`; the others stay as they are.
+template <typename T>
+__device__ __forceinline__ void load_each_if(bool first_wanted, bool second_wanted, Unit<T>& unit, const T* from) {
+    auto& bits = reinterpret_cast<uint32_t&>(unit);
+    asm volatile("{\n.reg .pred p, q;\n.reg .b32 x, y;\nsetp.ne.u32 p, %2, 0;\nsetp.ne.u32 q, %3, 0;\nmov.b32 x, %0;\nshr.u32 y, %0, 16;\n"
+                 "@p ld.global.u16 x, [%1];\n@q ld.global.u16 y, [%1+2];\nprmt.b32 %0, x, y, 0x5410;\n}"
+                 : "+r"(bits) : "l"(__cvta_generic_to_global(from)), "r"(uint32_t(first_wanted)), "r"(uint32_t(second_wanted)) : "memory");
+}
+
 template <typename T, int SIZE>
 __device__ __forceinline__ void store_streaming(Pack<T, SIZE>* to, const Pack<T, SIZE>& pack) {
     using B = typename Bits<sizeof(pack)>::Type;

@@ -129,6 +129,9 @@ impl Key {
             Kernel::Resident { held } => format!("resident_{log}softmax_{held}"),
             Kernel::BackwardGroup { pairs } => format!("backward_group{}", of_pairs(pairs)),
             Kernel::BackwardNarrow { whole } => format!("narrow{}_backward", any(whole)),
+            Kernel::BackwardColumn { columns, rows, whole } => {
+                format!("column{}_backward_{columns}x{rows}", any(whole))
+            }
             Kernel::BackwardSplitSums { whole } => format!("split_columns{}_sums", any(whole)),
             Kernel::BackwardSplitColumns { whole } => format!("split_columns{}_backward", any(whole)),
             Kernel::BackwardTile { words } => format!("tile_backward_{words}"),
@@ -147,6 +150,9 @@ impl Key {
             Kernel::FusedBiasTile => "fused_backward_bias_tile".into(),
             Kernel::FusedGroup { backward, scores, pairs } => {
                 fused("group", backward, of_scores(scores)) + of_pairs(pairs)
+            }
+            Kernel::FusedColumn { backward, columns, rows, whole } => {
+                fused("column", backward, any(whole)) + &format!("_{columns}x{rows}")
             }
             Kernel::FusedRows { backward, scores } => fused("rows", backward, of_scores(scores)),
             Kernel::StatisticsRows => "statistics_rows".into(),
@@ -398,6 +404,14 @@ mod tests {
                     Kernel::Column { columns: 4, rows: 16, whole },
                     Kernel::Column { columns: 1, rows: 16, whole: any },
                     Kernel::Column { columns: 1, rows: 32, whole: any },
+                    Kernel::BackwardColumn { columns: 4, rows: 8, whole },
+                    Kernel::BackwardColumn { columns: 1, rows: 16, whole },
+                    Kernel::BackwardColumn { columns: 1, rows: 32, whole },
+                    Kernel::FusedColumn { backward: false, columns: 4, rows: 8, whole },
+                    Kernel::FusedColumn { backward: false, columns: 1, rows: 16, whole },
+                    Kernel::FusedColumn { backward: false, columns: 1, rows: 32, whole },
+                    Kernel::FusedColumn { backward: true, columns: 4, rows: 8, whole },
+                    Kernel::FusedColumn { backward: true, columns: 1, rows: 16, whole },
                     Kernel::Grid,
                     Kernel::Strip(Strips::Narrow),
                     Kernel::Strip(Strips::Wide),
@@ -428,6 +442,9 @@ mod tests {
                     Kernel::FewRows { columns: 1, rows: 8, whole: any },
                     Kernel::Column { columns: 2, rows: 16, whole },
                     Kernel::Column { columns: 1, rows: 16, whole: any },
+                    Kernel::BackwardColumn { columns: 1, rows: 16, whole },
+                    Kernel::FusedColumn { backward: false, columns: 1, rows: 16, whole },
+                    Kernel::FusedColumn { backward: true, columns: 1, rows: 16, whole },
                     Kernel::BackwardWarp { count: 8 },
                     Kernel::BackwardBlock { count: 8 },
                     Kernel::BackwardCluster { count: 16 },
@@ -461,6 +478,18 @@ mod tests {
                     Kernel::Column { columns: 4, rows: 16, whole },
                     Kernel::Column { columns: 2, rows: 16, whole: any },
                     Kernel::Column { columns: 2, rows: 32, whole: any },
+                    Kernel::BackwardColumn { columns: 8, rows: 8, whole },
+                    Kernel::BackwardColumn { columns: 2, rows: 16, whole },
+                    Kernel::BackwardColumn { columns: 4, rows: 24, whole },
+                    Kernel::BackwardColumn { columns: 2, rows: 16, whole: any },
+                    Kernel::FusedColumn { backward: false, columns: 8, rows: 8, whole },
+                    Kernel::FusedColumn { backward: false, columns: 2, rows: 16, whole },
+                    Kernel::FusedColumn { backward: false, columns: 4, rows: 24, whole },
+                    Kernel::FusedColumn { backward: false, columns: 2, rows: 16, whole: any },
+                    Kernel::FusedColumn { backward: true, columns: 4, rows: 8, whole },
+                    Kernel::FusedColumn { backward: true, columns: 2, rows: 16, whole },
+                    Kernel::FusedColumn { backward: true, columns: 4, rows: 12, whole },
+                    Kernel::FusedColumn { backward: true, columns: 2, rows: 16, whole: any },
                     Kernel::Grid,
                     Kernel::Shared { aligned: true },
                     Kernel::Shared { aligned: false },

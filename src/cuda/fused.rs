@@ -347,6 +347,7 @@ impl<'a> Task<'a> {
             whole,
             alignment: tensors.common_alignment(),
             scale_alone,
+            column: scale_alone && scaled && options.window.is_none() && tensors.sinks == 0 && tensors.result != 0,
             queries: options.window.map_or(0, |window| window.queries),
             scores: scaled && scores,
             capped: options.softcap.is_some(),

@@ -397,6 +397,7 @@ pub(super) fn softmax_backward<T: CudaElement>(
     let arguments = match plan.kernel {
         Kernel::BackwardTile { .. } | Kernel::BackwardWarp { .. } => rows.push(parameter).push(log),
         Kernel::BackwardBlock { .. } | Kernel::BackwardCluster { .. } => tensors.push(len).push(log),
+        Kernel::BackwardColumn { .. } => tensors.push(len).push(inner).push(parameter).push(log),
         Kernel::BackwardNarrow { whole } => push_narrow(tensors, lines, whole, size_of::<T>(), plan).push(log),
         Kernel::BackwardSplitColumns { whole } => {
             let NarrowUnits { size, across, .. } = narrow_units(lines, whole, size_of::<T>());

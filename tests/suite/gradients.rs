@@ -157,6 +157,17 @@ fn lines_side_by_side() -> Result<()> {
         (1, 100_001, 4),
         (1, 13_000, 70),
         (1, 420_001, 1),
+        // Both tensors in the registers of a thread, a warp, a block, and clusters, by packs, words and elements
+        (9, 5, 264),
+        (9, 7, 263),
+        (3, 16, 1000),
+        (3, 17, 1000),
+        (2, 300, 257),
+        (2, 1000, 260),
+        (3, 777, 101),
+        (1, 4097, 36),
+        (2, 5000, 37),
+        (1, 16_000, 24),
     ];
     for device in devices() {
         for dtype in DTYPES {
@@ -316,7 +327,7 @@ fn second_order() -> Result<()> {
     Ok(())
 }
 
-/// Through log-softmax: with candle's detaching off, the second derivative of the loss is that of the formula.
+/// Through log-softmax, of a loss whose gradient arrives as a constant, which candle may detach: the second derivative is that of the formula.
 #[test]
 fn second_order_of_log_softmax_is_tracked() -> Result<()> {
     for device in devices() {

@@ -1,6 +1,6 @@
 //! The gradients of softmax and log-softmax.
 
-use super::columns::{filling_narrow, narrow, split_columns};
+use super::columns::{by, filling_narrow, held_columns, narrow, split_columns, HeldColumns};
 use super::group::{group_of_pairs, LITTLE_KEPT};
 use super::{
     cluster_blocks, largest_cluster, plan, tile_of, DeviceFacts, Elements, Family, Kernel, Plan, MANY, MAX_GRID,
@@ -16,12 +16,15 @@ pub(crate) fn softmax_backward(lines: Lines, elements: Elements, device: DeviceF
     let forced = match device.forced {
         Some(Family::Online | Family::Reduce) => Some(twice()),
         Some(Family::Narrow) => narrow(lines, elements).map(backward_of),
+        Some(Family::Column) => column_backward(lines, elements, device),
         Some(Family::Split) => split_columns(lines, elements, device).map(backward_of),
         _ => None,
     };
     let side_by_side = || {
         let split = || split_columns(lines, elements, device).filter(|_| lines.count() < MANY);
-        filling_narrow(lines, elements, device).or_else(split).map(backward_of)
+        let narrow = filling_narrow(lines, elements, device).map(backward_of);
+        let column = || column_backward(lines, elements, device);
+        narrow.or_else(column).or_else(|| split().map(backward_of))
     };
     let held = || {
         let possible = alignment.is_multiple_of(PACK_BYTES) && lines.inner == 1 && lines.len <= MAX_REGISTER_LINE;
@@ -44,6 +47,24 @@ fn backward_of(plan: Plan) -> Plan {
         other => other,
     };
     Plan { kernel, ..plan }
+}
+
+/// Rows that are not so narrow. us before, when both tensors were read twice, and so, on an H200 (f32 / bf16, where the floor is 1.5 copies):
+/// (4096, 4096) dim 0 82 and 64 / 48 and 34, floor 52 / 27; (64, 1000, 128) dim 1 39 and 26 / 21 and 15, 26 / 10; (8, 4096, 4096) 638 and 485 /
+/// 323 and 230, 384 / 194; (8, 21, 262144) 149 and 130 / 83 and 65, 129 / 67; (1000, 7, 1000) 28 and 22 / 18 and 9, 23 / 9.
+fn column_backward(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
+    // Of more rows than sixteen 64 bytes side by side, of half precision, or a sector of memory: (4, 6000, 4096) f32 481 read twice and 382, bf16 240 and
+    // 160, by pairs of sixteen rows 212; (4, 16384, 512) f32 189 and 165; bf16 98 and, by a sector, 100.
+    const WIDE: &[(usize, usize)] = &[(32, 16), (16, 16)];
+    const LONG: &[(usize, usize)] = &[(32, 16), (16, 16), (8, 16)];
+    let choices: &[HeldColumns] = match elements.size {
+        2 => &[by(8, 8, &[]), by(2, 16, WIDE), by(4, 24, LONG)],
+        // Of 17 to 32 rows a thread has whole lines: (64, 21, 65537) 275, in parts 316.
+        4 => &[by(4, 8, &[]), by(1, 16, &[]), by(1, 32, &[]), by(1, 16, WIDE), by(1, 32, LONG)],
+        _ => &[by(1, 16, WIDE)],
+    };
+    let kernel = |columns, rows, whole| Kernel::BackwardColumn { columns, rows, whole };
+    held_columns(kernel, choices, 1, lines, elements, device)
 }
 
 /// Short lines that are not whole packs

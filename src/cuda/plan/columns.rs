@@ -46,6 +46,8 @@ const SHORT_PACKS: usize = 64;
 /// Lines side by side up to this length are a thread's, whole: 87381 x 3 x 256 bf16 1.0 and f32 1.0, read twice by a thread each 4.5 and 2.0.
 pub(super) const FEW_ROWS: usize = 8;
 const FEW_ROWS_BLOCK: usize = 128;
+/// Threads of a strip, as `kernels/column_share.cuh` has it.
+const HELD_BLOCK: usize = 256;
 /// As `kernels/narrow.cuh` has it: units of a thread. As many as there is room for: (262144, 128, 2) bf16 with sixteen 1.02 copies,
 /// eight 1.12, four 1.5.
 const NARROW_UNITS: usize = 16;
@@ -232,7 +234,8 @@ pub(super) fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> O
     } else {
         let widths: &[usize] = match whole {
             true => &[8, 4, 2, 1],
-            false if down * 32 <= 4 * COLUMN_BLOCK => &[32, 16, 8, 4, 2, 1],
+            // (64, 1000, 128) bf16 at an offset, H200, us: 32 and four blocks 16.1, sixteen and two 13.3; (1, 1000, 513) 5.9 and 6.0
+            false if down * 32 <= COLUMN_BLOCK => &[32, 16, 8, 4, 2, 1],
             false => &[16, 8, 4, 2, 1],
         };
         let blocks = |across: usize| (down * across).div_ceil(COLUMN_BLOCK).next_power_of_two();
@@ -253,6 +256,67 @@ pub(super) fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> O
         shared_bytes: (states * 2 * elements.size.max(4)) as u32,
         parameter: across.ilog2() as i32,
         ..plan(Kernel::Column { columns, rows, whole }, strips * blocks, threads)
+    })
+}
+
+/// One of the kernels that hold lines side by side by `kernels/column_share.cuh`, by what a thread has.
+#[derive(Clone, Copy)]
+pub(super) struct HeldColumns {
+    columns: usize,
+    rows: usize,
+    /// Threads side by side, where lines are not a thread's own, and of how many blocks a cluster may be then.
+    widths: &'static [(usize, usize)],
+}
+
+pub(super) const fn by(columns: usize, rows: usize, widths: &'static [(usize, usize)]) -> HeldColumns {
+    HeldColumns { columns, rows, widths }
+}
+
+/// Lines side by side in the registers of a thread, a block or a cluster, all that is read of them once, by the first of these kernels that has room for
+/// them. It is told its columns and rows, and whether the tensors' rows are whole packs of so many columns: where they need not be those are two of half
+/// precision, or one. `numbers`: that are known of a part of a line.
+pub(super) fn held_columns(
+    kernel: impl Fn(usize, usize, bool) -> Kernel,
+    choices: &[HeldColumns],
+    numbers: usize,
+    lines: Lines,
+    elements: Elements,
+    device: DeviceFacts,
+) -> Option<Plan> {
+    let (size, alignment) = (elements.size, elements.input_alignment.min(elements.output_alignment));
+    let whole = |columns: usize| lines.inner.is_multiple_of(columns) && alignment.is_multiple_of(columns * size);
+    let unit = if size == 2 { 2 } else { 1 };
+    let largest = largest_cluster(device);
+    let (columns, rows, across, blocks) = choices.iter().find_map(|&HeldColumns { columns, rows, widths }| {
+        let down = lines.len.div_ceil(rows);
+        let blocks = |across: usize| (down * across).div_ceil(HELD_BLOCK);
+        // Threads that have whole lines need not know of each other.
+        let widths = if down == 1 { &[(128, 1), (64, 1), (32, 1)] } else { widths };
+        let fits = |&(across, most): &(usize, usize)| blocks(across) <= most.min(largest);
+        let covered = |across: usize| lines.inner.div_ceil(columns * across) * across;
+        // The widest, unless a row leaves an eighth more of it idle than by one of 64 bytes or more: the backward of (50, 2000, 130) bf16 by sixteen 31 us,
+        // 32 36; a scale of (256, 1000, 49) f32 by eight, of whose sectors most are of two strips, 82, read twice 60.
+        let idle =
+            |wide: usize, narrow: usize| narrow * columns * size >= 64 && 8 * covered(wide) > 9 * covered(narrow);
+        let possible = columns <= unit || whole(columns);
+        let widest = widths.iter().copied().filter(|width| possible && fits(width)).map(|(across, _)| across);
+        let across = widest.reduce(|wide, narrow| if idle(wide, narrow) { narrow } else { wide })?;
+        Some((columns, rows, across, blocks(across)))
+    })?;
+    let threads = (lines.len.div_ceil(rows).div_ceil(blocks) * across).next_multiple_of(WARP);
+    let strips = lines.inner.div_ceil(columns * across).checked_mul(lines.outer)?;
+    // Of every warp, every block and the whole
+    let parts = (threads / WARP + blocks + 1) * across.min(WARP) * columns;
+    let possible = lines.inner > 1
+        && !is_narrowest(lines, elements)
+        && lines.len <= MAX_REGISTER_LINE
+        && lines.inner <= MAX_REGISTER_LINE
+        && strips <= MAX_GRID / blocks;
+    possible.then(|| Plan {
+        cluster: blocks as u32,
+        shared_bytes: (parts * numbers * size.max(4)) as u32,
+        parameter: across.ilog2() as i32,
+        ..plan(kernel(columns, rows, whole(columns)), strips * blocks, threads)
     })
 }
 

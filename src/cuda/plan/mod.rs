@@ -182,6 +182,12 @@ pub(crate) enum Kernel {
     BackwardNarrow {
         whole: bool,
     },
+    /// … or both in registers, `rows` elements of each of `columns` to a thread. `whole`: rows are whole packs of so many.
+    BackwardColumn {
+        columns: usize,
+        rows: usize,
+        whole: bool,
+    },
     /// … or both in tiles as above, whose first lines begin at multiples of 16 bytes, …
     BackwardTile {
         words: usize,
@@ -229,6 +235,13 @@ pub(crate) enum Kernel {
     FusedRows {
         backward: bool,
         scores: bool,
+    },
+    /// … or once, lines side by side with nothing but a scale, as [`Kernel::BackwardColumn`].
+    FusedColumn {
+        backward: bool,
+        columns: usize,
+        rows: usize,
+        whole: bool,
     },
     /// Log-sum-exp and what a loss needs of each line: one block or cluster per contiguous line; or several lines to a block, short ones in
     /// registers, where they are whole packs, or in tiles as above; …
@@ -348,6 +361,8 @@ pub(crate) struct FusedKind {
     pub scale_alone: bool,
     /// How many neighbouring lines have the same mask of an element for each key; 0 without one.
     pub masked_alike: usize,
+    /// The same without a window and sinks, by a scale above 0, of scores that are the only ones with a gradient.
+    pub column: bool,
     /// The kernels for tiles know the dtype of the result.
     pub tiles: bool,
     /// 32 bits are enough for lines, steps and positions.
@@ -376,6 +391,8 @@ impl Kernel {
         let where_there_are_any = matches!(
             self,
             Kernel::Column { .. }
+                | Kernel::BackwardColumn { .. }
+                | Kernel::FusedColumn { .. }
                 | Kernel::BackwardGroup { .. }
                 | Kernel::FusedGroup { .. }
                 | Kernel::FusedRows { .. }
@@ -398,7 +415,7 @@ pub(crate) struct Plan {
     /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], [`Kernel::Tile`],
     /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::FusedBiasWarp`], [`Kernel::FusedBiasTile`], [`Kernel::StatisticsWarp`], [`Kernel::StatisticsTile`],
     /// [`Kernel::LossBackwardGroups`], [`Kernel::LossBackwardShortRows`]), of those
-    /// side by side ([`Kernel::Column`]), of those that share all lines side by side, [`NARROW_ALONE`] if a block does
+    /// side by side ([`Kernel::Column`], [`Kernel::BackwardColumn`], [`Kernel::FusedColumn`]), of those that share all lines side by side, [`NARROW_ALONE`] if a block does
     /// ([`Kernel::Narrow`], [`Kernel::BackwardNarrow`]), or of a group, and its lines side by side ([`Kernel::BackwardGroup`],
     /// [`Kernel::FusedGroup`], [`Kernel::FusedRows`], [`Kernel::StatisticsColumns`], [`Kernel::LossBackwardNarrowColumns`]); threads
     /// side by side ([`Kernel::FewRows`]); whether both tensors begin at multiples of 16 bytes ([`Kernel::Run`]); how many lines

@@ -300,7 +300,21 @@ fn backward_plans_cover_the_lines() {
         assert_eq!(kernel(lines(9, 1025, 1), true, 2, device), Kernel::BackwardTile { words: 17 });
         assert_eq!(kernel(lines(9, 1027, 1), true, 2, device), Kernel::BackwardGroup { pairs: false });
     }
-    assert_eq!(kernel(lines(9, 4096, 4096), false, 2, HOPPER), Kernel::BackwardGroup { pairs: false });
+    let column = |columns, rows, whole| Kernel::BackwardColumn { columns, rows, whole };
+    assert_eq!(kernel(lines(9, 4096, 4096), false, 2, HOPPER), column(2, 16, false));
+    assert_eq!(kernel(lines(9, 4096, 4096), true, 2, HOPPER), column(2, 16, true));
+    assert_eq!(kernel(lines(9, 4096, 4096), false, 4, HOPPER), column(1, 16, true));
+    assert_eq!(kernel(lines(9, 4096, 4096), true, 2, TURING), Kernel::BackwardGroup { pairs: true });
+    assert_eq!(kernel(lines(9, 6000, 4096), true, 2, HOPPER), column(4, 24, true));
+    assert_eq!(kernel(lines(9, 6000, 4096), false, 2, HOPPER), Kernel::BackwardGroup { pairs: false });
+    assert_eq!(kernel(lines(9, 6000, 4096), false, 4, HOPPER), column(1, 32, true));
+    assert_eq!(kernel(lines(9, 5, 4096), true, 2, TURING), column(8, 8, true));
+    assert_eq!(kernel(lines(9, 5, 4096), true, 4, HOPPER), column(4, 8, true));
+    assert_eq!(kernel(lines(9, 5, 4097), false, 4, HOPPER), column(1, 16, true));
+    assert_eq!(kernel(lines(9, 150, 4096), true, 8, TURING), column(1, 16, true));
+    assert_eq!(plan_of(lines(9, 9, 4096), true, 4, HOPPER).parameter, 7);
+    assert_eq!(plan_of(lines(50, 2000, 130), true, 2, HOPPER).parameter, 4);
+    assert_eq!(plan_of(lines(64, 1000, 128), true, 4, HOPPER).parameter, 5);
     assert_eq!(kernel(lines(1 << 15, 128, 2), true, 2, HOPPER), Kernel::BackwardNarrow { whole: true });
     assert_eq!(kernel(lines(1 << 15, 33, 3), false, 2, TURING), Kernel::BackwardNarrow { whole: false });
     assert_eq!(kernel(lines(10, 100_000, 64), true, 2, HOPPER), Kernel::BackwardSplitColumns { whole: true });
@@ -345,6 +359,9 @@ fn backward_plans_cover_the_lines() {
                     assert!(count * block * cluster >= len && block <= 512 && grid == outer * cluster, "{what}");
                     assert!(cluster > 1, "{what}");
                 }
+                Kernel::BackwardColumn { columns, rows, whole } => {
+                    check_held_columns(lines, elements, plan, (columns, rows, whole), 1);
+                }
                 Kernel::BackwardGroup { .. } => check_group(lines, plan),
                 _ => panic!("not checked: {what}"),
             }
@@ -361,6 +378,7 @@ const PACKS: FusedKind = FusedKind {
     scores: false,
     capped: false,
     scale_alone: false,
+    column: false,
     masked_alike: 0,
     tiles: true,
     narrow: true,
@@ -372,6 +390,7 @@ fn fused_plans_cover_the_lines() {
     let packs = PACKS;
     let any = FusedKind { whole: false, ..packs };
     let alone = FusedKind { scale_alone: true, ..any };
+    let column = FusedKind { column: true, alignment: 16, ..alone };
     let scores = FusedKind { scores: true, ..packs };
     let gradients = FusedKind { backward: true, ..scores };
     let capped = FusedKind { capped: true, ..any };
@@ -454,6 +473,9 @@ fn fused_plans_cover_the_lines() {
         (lines(64, 100, 64), any, HOPPER, Kernel::FusedGroup { backward, scores: false, pairs: false }),
         (lines(64, 100, 64), alone, HOPPER, Kernel::FusedGroup { backward, scores: true, pairs: false }),
         (lines(64, 1000, 64), alone, HOPPER, Kernel::FusedGroup { backward, scores: true, pairs: true }),
+        (lines(64, 1000, 64), column, HOPPER, Kernel::FusedColumn { backward, columns: 2, rows: 16, whole: true }),
+        (lines(64, 7, 64), column, TURING, Kernel::FusedColumn { backward, columns: 8, rows: 8, whole: true }),
+        (lines(64, 20_000, 64), column, HOPPER, Kernel::FusedGroup { backward, scores: true, pairs: true }),
         (
             lines(64, 1000, 64),
             FusedKind { alignment: 2, ..alone },
@@ -487,6 +509,9 @@ fn fused_plans_cover_the_lines() {
             (9, false, false, 4),
             (64, false, true, 2),
             (64, true, true, 2),
+            (64, true, false, 4),
+            (65, false, false, 2),
+            (100, true, false, 8),
         ] {
             let lines = lines(outer, len, inner);
             let kind = FusedKind {
@@ -497,6 +522,7 @@ fn fused_plans_cover_the_lines() {
                 scores: outer != 128 && outer != 100_003,
                 capped: outer == 128 && len % 2 == 1,
                 scale_alone: outer == 128 && len % 2 == 0,
+                column: outer == 128 && len % 4 == 0,
                 masked_alike: [0, 1, 1000][outer % 3],
                 tiles: outer != 31,
                 narrow: lines.count() < 1 << 32,
@@ -555,6 +581,12 @@ fn fused_plans_cover_the_lines() {
                     assert!(whole && !backward && grid == lines.count() * cluster, "{what}");
                 }
                 Kernel::FusedGroup { .. } | Kernel::FusedRows { .. } => check_group(lines, plan),
+                Kernel::FusedColumn { columns, rows, whole, .. } => {
+                    assert!(kind.column, "{what}");
+                    let elements = Elements { size, input_alignment: kind.alignment, output_alignment: kind.alignment };
+                    let numbers = if backward { 4 } else { 2 };
+                    check_held_columns(lines, elements, plan, (columns, rows, whole), numbers);
+                }
                 _ => panic!("not checked: {what}"),
             }
         }
@@ -900,7 +932,9 @@ fn groups_of_threads() {
     // Two lines of half precision at a time, where all rows begin at words
     let of_pairs = |lines, elements| {
         [
-            softmax_backward(lines, elements, HOPPER).kernel == Kernel::BackwardGroup { pairs: true },
+            // Of lines too long for registers
+            softmax_backward(Lines { len: 20_000, ..lines }, elements, HOPPER).kernel
+                == Kernel::BackwardGroup { pairs: true },
             statistics(lines, elements, true, HOPPER).kernel == Kernel::StatisticsColumns { pairs: true },
             statistics(lines, elements, false, HOPPER).kernel == Kernel::StatisticsThread { pairs: true, held: false },
             loss_backward(lines, elements, HOPPER).kernel == Kernel::LossBackwardColumns { pairs: true },
@@ -912,7 +946,7 @@ fn groups_of_threads() {
     assert_eq!(of_pairs(lines(8, 150, 16_384), Elements { input_alignment: 2, ..BF16 }), [false; 4]);
     // Much to do with a line takes many of them.
     assert_eq!(of_pairs(lines(64, 1000, 128), BF16), [true, false, false, true]);
-    assert_eq!(of_pairs(lines(2048, 1000, 20), BF16), [false; 4]);
+    assert_eq!(of_pairs(lines(2048, 1000, 20), BF16), [true, false, false, false]);
     let statistics = group(Kernel::StatisticsColumns { pairs: false }, lines(1, 1 << 20, 60), 2, 0, HOPPER);
     assert_eq!((statistics.cluster, statistics.parts()), (16, 1));
     let of_turing = |len| group(Kernel::BackwardGroup { pairs: false }, lines(1, len, 1), 4, 2, TURING);
@@ -968,6 +1002,28 @@ fn check_group(lines: Lines, plan: Plan) {
     let groups = plan.groups(lines);
     assert!(groups * across * plan.lines_of_thread() >= lines.count(), "{what}");
     assert!(grid / cluster * (block / threads) >= groups || grid > MAX_GRID - cluster, "{what}");
+}
+
+/// Lines side by side in registers, with so many numbers known of a part of each.
+fn check_held_columns(
+    lines: Lines,
+    elements: Elements,
+    plan: Plan,
+    (columns, rows, whole): (usize, usize, bool),
+    numbers: usize,
+) {
+    let what = format!("{lines:?} {plan:?}");
+    let (grid, block, cluster) = (plan.grid.0 as usize, plan.block as usize, plan.cluster as usize);
+    let across = 1 << plan.parameter;
+    assert!(across <= WARP || (across <= block && lines.len <= rows), "{what}");
+    assert!(block.is_multiple_of(across) && block <= 256 && cluster <= WIDE_CLUSTER, "{what}");
+    assert!(block / across * rows * cluster >= lines.len, "{what}");
+    assert!(grid / cluster * across * columns >= lines.count(), "{what}");
+    let alignment = elements.input_alignment.min(elements.output_alignment);
+    let aligned = lines.inner.is_multiple_of(columns) && alignment.is_multiple_of(columns * elements.size);
+    assert!(if whole { aligned } else { columns == 2 && elements.size == 2 }, "{what}");
+    let parts = (block / WARP + cluster + 1) * across.min(WARP) * columns;
+    assert!((parts * numbers * elements.size.max(4)..64 << 10).contains(&(plan.shared_bytes as usize)), "{what}");
 }
 
 fn check(lines: Lines, elements: Elements, device: DeviceFacts, plan: Plan) {

@@ -1,0 +1,164 @@
+// What a thread has of lines along another dimension than the last, in registers: a block takes a strip of neighbouring lines as in
+// column_softmax.cuh, threads side by side neighbouring packs, rows of threads rows of the strip. On Hopper a cluster of blocks shares a strip
+// whose lines are too long for one.
+#pragma once
+#include "exchange.cuh"
+#include "pack.cuh"
+#include "start.cuh"
+
+constexpr int COLUMN_THREADS = 256;
+
+// SIZE elements of a pack, LOADS of them read at once: fewer where rows are not whole packs, or a tensor does not begin at one; ROWS of each for a
+// thread.
+template <typename T, int SIZE, int LOADS, int ROWS>
+struct ColumnShare {
+    using R = Real<T>;
+    using P = Pack<T, SIZE>;
+    static constexpr int PER_UNIT = Element<T>::PER_UNIT, FEW_ROWS = 4;
+    int across, column, down, blocks, rank, rows, step;  // packs side by side, this thread's, and rows of threads; rows of a line, and from one of this thread's to the next
+    int64_t inner, start, jump;                          // the first element, and from a row to the next
+    int first, mine;                                     // the first column, and rows from the thread's first on
+    ArrivalBarrier* arrived;
+
+    // 2^shift packs lie side by side, up to a warp, or more where a thread has whole lines. `bytes`: that each block is to send of each column.
+    __device__ __forceinline__ ColumnShare(int64_t len, int64_t inner, int shift, ArrivalBarrier& arrived, int bytes)
+        : across(1 << shift), column(threadIdx.x & (across - 1)), down(blockDim.x >> shift), blocks(Cluster::blocks()), rank(Cluster::rank()),
+          rows(static_cast<int>(len)), step(blocks * down), inner(inner), jump(step * inner), arrived(&arrived) {
+#if __CUDA_ARCH__ >= 900
+        if (blocks > 1) ClusterExchange<R>::begin(arrived, blocks * columns() * bytes);
+#endif
+        const int strips = static_cast<int>(((inner + SIZE - 1) / SIZE + across - 1) >> shift);
+        const unsigned strip = blockIdx.x / blocks, outer = strip / strips;
+        const int row = rank * down + (threadIdx.x >> shift);
+        first = (strip - outer * strips) * columns() + column * SIZE;
+        mine = first < inner ? rows - row : 0;
+        start = (outer * len + row) * inner + first;
+    }
+    __device__ __forceinline__ int columns() const { return across * SIZE; }
+    // Whether other threads have parts of this one's lines.
+    __device__ __forceinline__ bool shares() const { return down > 1 || blocks > 1; }
+
+    // f(k) for each row that a thread may have
+    template <typename F>
+    __device__ __forceinline__ void each(const F& f) const {
+#pragma unroll
+        for (int from = 0; from < ROWS; from += FEW_ROWS) {
+            if (from * step >= rows) break;
+#pragma unroll
+            for (int k = from; k < from + FEW_ROWS; k++) f(k);
+        }
+    }
+
+    // The packs of a row of each tensor, `none` where there is none. All are asked for before any is waited for.
+    template <int COUNT>
+    __device__ __forceinline__ void load(const T* const (&tensors)[COUNT], const Unit<T> (&none)[COUNT], P (&packs)[COUNT][ROWS]) const {
+        int64_t at = start;
+        int left = mine;
+        each([&](int k) {
+#pragma unroll
+            for (int t = 0; t < COUNT; t++) {
+                P& pack = packs[t][k];
+#pragma unroll
+                for (auto& unit : pack.units) unit = none[t];
+                const T* from = tensors[t] + at;
+                if constexpr (LOADS == SIZE) {
+                    load_if(left > 0, pack, from);
+                } else {
+#pragma unroll
+                    for (int u = 0; u < P::UNITS; u++) load_each_if(left > 0, left > 0 && first + u * 2 + 1 < inner, pack.units[u], from + u * 2);
+                }
+            }
+            at += jump, left -= step;
+        });
+    }
+
+    // result(k, i) for element i of row k
+    template <typename F>
+    __device__ __forceinline__ void store(T* to, const F& result) const {
+        // Whether packs may be stored whole
+        const bool whole = LOADS == SIZE || (inner % SIZE == 0 && reinterpret_cast<uintptr_t>(to) % sizeof(P) == 0);
+        int64_t next = jump;
+        int left = mine, rows_on = step;
+        // The places of rows are to be computed again, not to be kept since they were read.
+        asm volatile("" : "+l"(next), "+r"(rows_on));
+        to += start;
+        each([&](int k) {
+            const auto pack = pack_of<T, SIZE>([&](int i) { return result(k, i); });
+            if (left > 0) {
+                if (whole) {
+                    ::store(reinterpret_cast<P*>(to), pack);
+                } else if constexpr (LOADS < SIZE) {
+#pragma unroll
+                    for (int u = 0; u < P::UNITS; u++) {
+                        to[u * 2] = pack.units[u].x;
+                        if (first + u * 2 + 1 < inner) to[u * 2 + 1] = pack.units[u].y;
+                    }
+                }
+            }
+            to += next, left -= rows_on;
+        });
+    }
+
+    // Merges what the threads of a block or cluster have of each column, whose warps' lanes have merged it already: `own` becomes the whole, the
+    // same bits for each of them. merge(parts, count, columns) merges what stands `columns` apart. Shared memory: (warps + blocks + 1) x columns.
+    template <typename State, typename F>
+    __device__ __forceinline__ void merge(State (&own)[SIZE], void* shared, const F& merge_parts) const {
+        const int warps = blockDim.x / 32;
+        if (warps * blocks == 1) return;
+        auto* of_warp = static_cast<State*>(shared);
+        auto* of_block = of_warp + warps * columns();
+        auto* of_line = of_block + blocks * columns();
+        // The first `across` lanes of each warp hold its columns.
+        if (threadIdx.x % 32 < across) {
+#pragma unroll
+            for (int i = 0; i < SIZE; i++) of_warp[(threadIdx.x / 32) * columns() + column * SIZE + i] = own[i];
+        }
+        __syncthreads();
+        int parts = warps;
+#if __CUDA_ARCH__ >= 900
+        if (blocks > 1) {
+            ClusterExchange<R>::wait();
+            // Several threads tell what a column has, a block each.
+            for (int i = threadIdx.x; i < columns() * blocks; i += blockDim.x) {
+                const int block = i / columns(), c = i - block * columns();
+                send(block, of_block + rank * columns() + c, merge_parts(of_warp + c, warps, columns()), *arrived);
+            }
+            arrived->wait(0);
+            parts = blocks;
+            of_warp = of_block;
+        }
+#endif
+        for (int c = threadIdx.x; c < columns(); c += blockDim.x) of_line[c] = merge_parts(of_warp + c, parts, columns());
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < SIZE; i++) own[i] = of_line[column * SIZE + i];
+    }
+};
+
+// Over the lanes of a warp that have the same column
+template <typename V, typename F>
+__device__ __forceinline__ V reduce_column(V value, int across, F f) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+        if (mask >= across) value = f(value, __shfl_xor_sync(~0u, value, mask));
+    }
+    return value;
+}
+
+// Element i of a pack
+template <typename T, int SIZE>
+__device__ __forceinline__ Real<T> element_of(const Pack<T, SIZE>& pack, int i) {
+    return Element<T>::of_unit(pack.units[i / Element<T>::PER_UNIT], i % Element<T>::PER_UNIT);
+}
+
+// What is to be computed again must not be kept from the first time, as numbers of half precision.
+template <typename T, int SIZE, int ROWS>
+__device__ __forceinline__ void forget(Pack<T, SIZE> (&packs)[ROWS]) {
+    if constexpr (Element<T>::PER_UNIT > 1) {
+#pragma unroll
+        for (auto& pack : packs) {
+#pragma unroll
+            for (auto& unit : pack.units) forget(unit);
+        }
+    }
+}
