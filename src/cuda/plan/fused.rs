@@ -46,7 +46,7 @@ fn fused_column(lines: Lines, kind: FusedKind, elements: Elements, device: Devic
     let choices: &[HeldColumns] = match (elements.size, backward) {
         (2, false) => &[by(8, 8, &[]), by(2, 16, NARROW), by(4, 24, &[(8, 16)])],
         (4, false) => &[by(4, 8, &[]), by(1, 16, &[]), by(1, 32, &[(32, 2), (16, 16), (8, 16)])],
-        // Of more rows too few threads are at work: (8, 21, 262144) bf16 80, in pairs of columns 97; (8, 150, 16384) 54 and 46.
+        // Of more rows too few threads are at work: (8, 21, 262144) bf16 80, in pairs of columns 97; (8, 150, 16384) 54 and 40.
         (2, true) if lines.len <= 48 => &[by(4, 8, &[]), by(2, 16, &[]), by(4, 12, &[(16, 1)]), by(2, 16, NARROW)],
         (2, true) => &[by(2, 16, NARROW)],
         // By sixteen, whose sectors are of two strips where rows begin anywhere, (64, 21, 65537) takes 362, by 32 286.
