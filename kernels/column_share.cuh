@@ -40,14 +40,7 @@ struct ColumnShare {
 
     // f(k) for each row that a thread may have
     template <typename F>
-    __device__ __forceinline__ void each(const F& f) const {
-#pragma unroll
-        for (int from = 0; from < ROWS; from += FEW_ROWS) {
-            if (from * step >= rows) break;
-#pragma unroll
-            for (int k = from; k < from + FEW_ROWS; k++) f(k);
-        }
-    }
+    __device__ __forceinline__ void each(const F& f) const { each_place<ROWS, FEW_ROWS>(step, rows, f); }
 
     // The packs of a row of each tensor, `none` where there is none. All are asked for before any is waited for.
     template <int COUNT>
@@ -60,13 +53,7 @@ struct ColumnShare {
                 P& pack = packs[t][k];
 #pragma unroll
                 for (auto& unit : pack.units) unit = none[t];
-                const T* from = tensors[t] + at;
-                if constexpr (LOADS == SIZE) {
-                    load_if(left > 0, pack, from);
-                } else {
-#pragma unroll
-                    for (int u = 0; u < P::UNITS; u++) load_each_if(left > 0, left > 0 && first + u * 2 + 1 < inner, pack.units[u], from + u * 2);
-                }
+                load_columns<LOADS>(left > 0, first, inner, pack, tensors[t] + at);
             }
             at += jump, left -= step;
         });
@@ -88,11 +75,7 @@ struct ColumnShare {
                 if (whole) {
                     ::store(reinterpret_cast<P*>(to), pack);
                 } else if constexpr (LOADS < SIZE) {
-#pragma unroll
-                    for (int u = 0; u < P::UNITS; u++) {
-                        to[u * 2] = pack.units[u].x;
-                        if (first + u * 2 + 1 < inner) to[u * 2 + 1] = pack.units[u].y;
-                    }
+                    store_columns(first, inner, to, pack);
                 }
             }
             to += next, left -= rows_on;
@@ -134,16 +117,6 @@ struct ColumnShare {
         for (int i = 0; i < SIZE; i++) own[i] = of_line[column * SIZE + i];
     }
 };
-
-// Over the lanes of a warp that have the same column
-template <typename V, typename F>
-__device__ __forceinline__ V reduce_column(V value, int across, F f) {
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) {
-        if (mask >= across) value = f(value, __shfl_xor_sync(~0u, value, mask));
-    }
-    return value;
-}
 
 // Element i of a pack
 template <typename T, int SIZE>

@@ -49,12 +49,7 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
 #pragma unroll
     for (int k = 0; k < ROWS; k++, x += jump, left -= step) {
         auto pack = no_pack<T, SIZE>();
-        if constexpr (LOADS == SIZE) {
-            load_if(left > 0, pack, x);
-        } else {
-#pragma unroll
-            for (int i = 0; i < UNITS; i++) load_each_if(left > 0, left > 0 && first + i * 2 + 1 < inner, pack.units[i], x + i * 2);
-        }
+        load_columns<LOADS>(left > 0, first, inner, pack, x);
 #pragma unroll
         for (int i = 0; i < UNITS; i++) held[k * UNITS + i] = pack.units[i];
     }
@@ -65,10 +60,7 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
         Unit<T> greatest = held[u];
 #pragma unroll
         for (int k = 1; k < ROWS; k++) greatest = greater(greatest, held[k * UNITS + u]);
-#pragma unroll
-        for (int mask = 16; mask > 0; mask /= 2) {
-            if (mask >= across) greatest = greater(greatest, __shfl_xor_sync(~0u, greatest, mask));
-        }
+        greatest = reduce_column(greatest, across, [](Unit<T> a, Unit<T> b) { return greater(a, b); });
 #pragma unroll
         for (int i = 0; i < PER_UNIT; i++) {
             const int c = u * PER_UNIT + i;
@@ -81,10 +73,7 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
                 if constexpr (KEEPS) kept[k * SIZE + c] = Output<R>::OF_EXPONENTIAL ? e : x;
                 sum[c] += e;
             }
-#pragma unroll
-            for (int mask = 16; mask > 0; mask /= 2) {
-                if (mask >= across) sum[c] += __shfl_xor_sync(~0u, sum[c], mask);
-            }
+            sum[c] = reduce_column(sum[c], across, [](R a, R b) { return a + b; });
         }
     }
     // The first `across` lanes of each warp hold its columns; then a thread merges a column.
@@ -137,11 +126,7 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
             if (whole) {
                 store_streaming(reinterpret_cast<Pack<T, SIZE>*>(y), pack);
             } else if constexpr (LOADS < SIZE) {
-#pragma unroll
-                for (int i = 0; i < UNITS; i++) {
-                    y[i * 2] = pack.units[i].x;
-                    if (first + i * 2 + 1 < inner) y[i * 2 + 1] = pack.units[i].y;
-                }
+                store_columns(first, inner, y, pack);
             }
         }
     }

@@ -87,14 +87,7 @@ struct NarrowShare {
     __device__ __forceinline__ bool has(int k) const { return k * step < left; }
     // f(k) for each unit that a thread may have
     template <typename F>
-    __device__ __forceinline__ void each(const F& f) const {
-#pragma unroll
-        for (int from = 0; from < COUNT; from += NARROW_STEP) {
-            if (from * step >= units) break;
-#pragma unroll
-            for (int k = from; k < from + NARROW_STEP; k++) f(k);
-        }
-    }
+    __device__ __forceinline__ void each(const F& f) const { each_place<COUNT, NARROW_STEP>(step, units, f); }
 };
 
 // Instantiates kernels for each dtype: KERNELS(what their names have where units are elements, dtype, element type, WHOLE).

@@ -59,6 +59,26 @@ __device__ __forceinline__ void load_each_if(bool first_wanted, bool second_want
                  : "+r"(bits) : "l"(__cvta_generic_to_global(from)), "r"(uint32_t(first_wanted)), "r"(uint32_t(second_wanted)) : "memory");
 }
 
+// A pack of neighbouring columns from column `first` on, of `inner`: by one access if LOADS is SIZE, and else as far as there are any.
+template <int LOADS, typename T, int SIZE>
+__device__ __forceinline__ void load_columns(bool wanted, int first, int64_t inner, Pack<T, SIZE>& pack, const T* from) {
+    if constexpr (LOADS == SIZE) {
+        load_if(wanted, pack, from);
+    } else {
+#pragma unroll
+        for (int u = 0; u < pack.UNITS; u++) load_each_if(wanted, wanted && first + u * 2 + 1 < inner, pack.units[u], from + u * 2);
+    }
+}
+// The same back, one by one
+template <typename T, int SIZE>
+__device__ __forceinline__ void store_columns(int first, int64_t inner, T* to, const Pack<T, SIZE>& pack) {
+#pragma unroll
+    for (int u = 0; u < pack.UNITS; u++) {
+        to[u * 2] = pack.units[u].x;
+        if (first + u * 2 + 1 < inner) to[u * 2 + 1] = pack.units[u].y;
+    }
+}
+
 template <typename T, int SIZE>
 __device__ __forceinline__ void store_streaming(Pack<T, SIZE>* to, const Pack<T, SIZE>& pack) {
     using B = typename Bits<sizeof(pack)>::Type;
@@ -201,6 +221,17 @@ __device__ __forceinline__ Pack<T, SIZE> pack_of(const F& number) {
         pack.units[u] = Element<T>::to_unit(of_unit);
     }
     return pack;
+}
+
+// f(k) for each of up to MOST places of a thread, `step` apart, that any thread may have of `all`: FEW at a time.
+template <int MOST, int FEW, typename F>
+__device__ __forceinline__ void each_place(int step, int all, const F& f) {
+#pragma unroll
+    for (int from = 0; from < MOST; from += FEW) {
+        if (from * step >= all) break;
+#pragma unroll
+        for (int k = from; k < from + FEW; k++) f(k);
+    }
 }
 
 // A unit of half precision as a number

@@ -35,6 +35,16 @@ __device__ __forceinline__ R warp_group_reduce(R value, int group, F f) {
     return value;
 }
 
+// The same over the lanes of a warp that have the same of `across` columns
+template <typename V, typename F>
+__device__ __forceinline__ V reduce_column(V value, int across, F f) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+        if (mask >= across) value = f(value, __shfl_xor_sync(~0u, value, mask));
+    }
+    return value;
+}
+
 // The sum over a block, the same bits for each thread. Between two of them there is to be a barrier, which frees the memory of the first.
 template <typename R>
 __device__ __forceinline__ R block_sum(R value) {

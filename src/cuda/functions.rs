@@ -14,7 +14,7 @@ use lzma_rust2::LzmaReader;
 use std::collections::HashMap;
 use std::io::Read;
 use std::ops::Range;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Modules that are compressed together: their PTX, as [`to_absolute`] reads it, and their machine code.
 struct Group {
@@ -208,6 +208,15 @@ pub(super) struct Function {
 static LOADED: LazyLock<RwLock<Loaded>> = LazyLock::new(RwLock::default);
 static LOADING: Mutex<()> = Mutex::new(());
 
+// A thread that panicked left the maps as they were: insertions are all that is done to them.
+fn loaded() -> RwLockReadGuard<'static, Loaded> {
+    LOADED.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn loaded_mut() -> RwLockWriteGuard<'static, Loaded> {
+    LOADED.write().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// As in the names of modules: 90 for 9.0
 fn compute_capability(context: &CudaContext) -> Result<u32> {
     let (major, minor) = context.compute_capability().w()?;
@@ -218,8 +227,7 @@ fn compute_capability(context: &CudaContext) -> Result<u32> {
 pub(super) fn facts(device: &CudaDevice) -> Result<DeviceFacts> {
     let stream = device.cuda_stream();
     let context = stream.context();
-    // A thread that panicked left the maps as they were: insertions are all that is done to them.
-    if let Some(facts) = LOADED.read().unwrap_or_else(PoisonError::into_inner).facts.get(&context.ordinal()) {
+    if let Some(facts) = loaded().facts.get(&context.ordinal()) {
         return Ok(*facts);
     }
     let capability = compute_capability(context)?;
@@ -235,7 +243,7 @@ pub(super) fn facts(device: &CudaDevice) -> Result<DeviceFacts> {
         l2_bytes: l2_bytes as usize,
         forced,
     };
-    LOADED.write().unwrap_or_else(PoisonError::into_inner).facts.insert(context.ordinal(), facts);
+    loaded_mut().facts.insert(context.ordinal(), facts);
     Ok(facts)
 }
 
@@ -265,7 +273,7 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
     let stream = device.cuda_stream();
     let context = stream.context();
     let ordinal = context.ordinal();
-    if let Some(function) = LOADED.read().unwrap_or_else(PoisonError::into_inner).functions.get(&(ordinal, key)) {
+    if let Some(function) = loaded().functions.get(&(ordinal, key)) {
         return Ok(function.clone());
     }
     // The thread may have worked on another device last.
@@ -277,14 +285,12 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
     };
     // One thread at a time loads, which may have the driver compile for a while; the others go on with what is loaded.
     let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
-    let of_another =
-        LOADED.read().unwrap_or_else(PoisonError::into_inner).modules.get(&(ordinal, described.name)).cloned();
+    let of_another = loaded().modules.get(&(ordinal, described.name)).cloned();
     let module = match of_another {
         Some(module) => module,
         None => {
             let module = context.load_module(described.image(runs_code(context)?)?).w()?;
-            let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
-            loaded.modules.insert((ordinal, described.name), module.clone());
+            loaded_mut().modules.insert((ordinal, described.name), module.clone());
             module
         }
     };
@@ -298,7 +304,7 @@ pub(super) fn get(device: &CudaDevice, key: Key) -> Result<Function> {
     let besides = function.shared_size_bytes().w()?;
     function.set_attribute(most, facts.shared_bytes as i32 - besides).w()?;
     let function = Function { function, waits: described.waits };
-    LOADED.write().unwrap_or_else(PoisonError::into_inner).functions.insert((ordinal, key), function.clone());
+    loaded_mut().functions.insert((ordinal, key), function.clone());
     Ok(function)
 }
 
@@ -307,7 +313,7 @@ pub(super) fn resident_clusters(device: &CudaDevice, key: Key, plan: Plan) -> Re
     let stream = device.cuda_stream();
     let context = stream.context();
     let place = (context.ordinal(), key, plan.cluster);
-    if let Some(&count) = LOADED.read().unwrap_or_else(PoisonError::into_inner).resident_clusters.get(&place) {
+    if let Some(&count) = loaded().resident_clusters.get(&place) {
         return Ok(count);
     }
     let Function { function, .. } = get(device, key)?;
@@ -320,7 +326,7 @@ pub(super) fn resident_clusters(device: &CudaDevice, key: Key, plan: Plan) -> Re
     if count < 1 {
         candle_core::bail!("candle-softmax: the device has no room for {plan:?}")
     }
-    LOADED.write().unwrap_or_else(PoisonError::into_inner).resident_clusters.insert(place, count as u32);
+    loaded_mut().resident_clusters.insert(place, count as u32);
     Ok(count as u32)
 }
 

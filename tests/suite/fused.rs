@@ -2,8 +2,8 @@
 
 use crate::shapes::{assert_near, random};
 use crate::support::{
-    self, begin_low, config, devices, far_from_each_other, gpu_for, half_unit, normal, pool, rounded, sum, tensor,
-    values, within_cap, DTYPES,
+    self, begin_low, config, devices, far_from_each_other, gpu_for, gradient, half_unit, normal, pool, rounded, sum,
+    tensor, values, within_cap, DTYPES,
 };
 use candle_core::{DType, Device, Module, Result, Tensor, Var, D};
 use candle_softmax::{ops, testing, MaskedRows, Softmax};
@@ -682,11 +682,10 @@ fn great_gradients() -> Result<()> {
             let mut logits = normal(count, 1.0, 5);
             logits.iter_mut().enumerate().filter(|(i, _)| i / inner % len == len / 3).for_each(|(_, x)| *x += 30.0);
             for dtype in [DType::F32, DType::BF16] {
-                let scores = Var::from_tensor(&tensor(&logits, shape, dtype, &device)?)?;
+                let scores = tensor(&logits, shape, dtype, &device)?;
                 let weights = tensor(&normal(count, 1e20, 6), shape, dtype, &device)?;
-                let result = Softmax::new().scale(0.5).dim(dim).forward(&scores)?;
-                let grads = (result * &weights)?.sum_all()?.backward()?;
-                let found = values(grads.get(&scores).expect("a gradient"))?;
+                let softmax = Softmax::new().scale(0.5).dim(dim);
+                let found = values(&gradient(&scores, |scores| softmax.forward(scores)? * &weights)?)?;
                 let (z, w) = (values(&scores)?, values(&weights)?);
                 for line in 0..count / len {
                     let at = |j: usize| if dim == 0 { j * inner + line } else { line * len + j };

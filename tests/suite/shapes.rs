@@ -2,7 +2,7 @@
 //! on how many lines there are for its multiprocessors, too.
 
 use crate::fused::Case;
-use crate::support::{config, devices, drawing, within_cap, DTYPES};
+use crate::support::{config, devices, drawing, gradient, within_cap, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_softmax::{loss::CrossEntropy, ops, testing};
 use proptest::prelude::*;
@@ -66,13 +66,6 @@ pub fn assert_near(found: &Tensor, exact: &Tensor, bound: &Tensor, what: &str) -
     Ok(())
 }
 
-/// The gradient of Σ w·f(x) with respect to x.
-fn gradient(xs: &Tensor, weights: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
-    let var = Var::from_tensor(xs)?;
-    let grads = (f(&var)? * weights)?.sum_all()?.backward()?;
-    Ok(grads.get(&var).expect("a gradient").clone())
-}
-
 /// The same of both: what a gradient p (w - Σ p w) may be off by is made of p (|w| + Σ p |w|), and of its own size.
 fn check_gradient(
     xs: &Tensor,
@@ -84,7 +77,9 @@ fn check_gradient(
 ) -> Result<()> {
     let (unit, least) = rounding(xs.dtype());
     let weights = random(xs.dims(), 0, 1.0, xs.dtype(), xs.device())?;
-    let (found, exact) = (gradient(xs, &weights, ours)?, gradient(&wide(xs)?, &wide(&weights)?, exact)?);
+    let exact_weights = wide(&weights)?;
+    let found = gradient(xs, |xs| ours(xs)? * &weights)?;
+    let exact = gradient(&wide(xs)?, |xs| exact(xs)? * &exact_weights)?;
     let size = wide(&weights)?.abs()?;
     let size = (size.broadcast_add(&(p * &size)?.sum_keepdim(dim)?)? * p)?.affine(8.0 * unit, 8.0 * least)?;
     assert_near(&found, &exact, &(size + exact.abs()?.affine(8.0 * unit, 0.0)?)?, &format!("gradient of {what}"))

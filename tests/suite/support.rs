@@ -1,6 +1,6 @@
 //! Devices, ops and the reference that results are judged against.
 
-use candle_core::{DType, Device, Result, Shape, Tensor, D};
+use candle_core::{DType, Device, Result, Shape, Tensor, Var, D};
 use candle_softmax::testing::{gpu_count, say_skipped};
 use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
 use half::{bf16, f16};
@@ -261,6 +261,13 @@ pub fn check_result(op: Op, xs: &Tensor, dim: usize, found: &Tensor) -> Result<(
         }
     }
     Ok(())
+}
+
+/// The gradient of the sum of `f(xs)` with respect to `xs`.
+pub fn gradient(xs: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    let var = Var::from_tensor(xs)?;
+    let grads = f(&var)?.sum_all()?.backward()?;
+    Ok(grads.get(&var).expect("a gradient").clone())
 }
 
 /// Checks the gradient `found` of `loss` in `at`, both f64, against central differences. `what`: for the message.

@@ -1,6 +1,6 @@
 //! Many threads at once on one device.
 
-use crate::support::{check, check_result, devices, normal, pool, tensor, values, within_cap, Op, DTYPES};
+use crate::support::{check, check_result, devices, gradient, normal, pool, tensor, values, within_cap, Op, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_softmax::{loss::CrossEntropy, ops, testing, Softmax};
 use std::cell::Cell;
@@ -96,13 +96,6 @@ fn in_place_in_a_thread_of_its_own() -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Of the sum of what `f` makes of `xs`
-fn gradient(xs: &Tensor, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
-    let var = Var::from_tensor(xs)?;
-    let grads = f(&var)?.sum_all()?.backward()?;
-    Ok(grads.get(&var).expect("a gradient").clone())
 }
 
 /// A target for each line: the first class.
