@@ -9,6 +9,14 @@ fn main() {
     if std::env::var("OPT_LEVEL").is_ok_and(|level| level == "0") {
         println!("cargo:rustc-cfg=unoptimised");
     }
+    println!("cargo:rustc-check-cfg=cfg(neon)");
+    let target = |what| std::env::var(format!("CARGO_CFG_TARGET_{what}")).unwrap_or_default();
+    // The order of lanes is that of memory.
+    if [target("ARCH"), target("ENDIAN")] == ["aarch64", "little"]
+        && target("FEATURE").split(',').any(|one| one == "neon")
+    {
+        println!("cargo:rustc-cfg=neon");
+    }
     #[cfg(feature = "cuda")]
     cuda::compile_kernels();
 }

@@ -61,6 +61,11 @@ pub(crate) fn no_metal<T>(op: &'static str) -> Result<T> {
 /// 16 f32s take 151 us, and 389 with candle's product, whose parameters come from the host, which a CUDA graph would read again.)
 const LEAST_OF_LOSS: usize = 512;
 
+/// Whether candle rounds products to the nearest number. Those of bf16 it cuts off, on aarch64.
+fn products_are_rounded(dtype: DType) -> bool {
+    !(cfg!(target_arch = "aarch64") && dtype == DType::BF16)
+}
+
 /// Log-sum-exp along a dimension, which is kept with size 1.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogSumExp {
@@ -124,7 +129,8 @@ impl CustomOp1 for LogSumExp {
         }
         let dim = resolve_dim(self.dim, arg.shape(), self.name)?;
         // candle sums the gradient that a product has for `grad_res`, in half precision too.
-        if !arg.device().is_cuda() && arg.dim(dim)? < LEAST_OF_LOSS && !grad_res.track_op() {
+        let by_candle = !arg.device().is_cuda() && arg.dim(dim)? < LEAST_OF_LOSS && products_are_rounded(arg.dtype());
+        if by_candle && !grad_res.track_op() {
             return Ok(Some(ops::softmax(arg, self.dim)?.broadcast_mul(grad_res)?));
         }
         let targets = Tensor::zeros(grad_res.elem_count(), DType::I64, arg.device())?;

@@ -48,7 +48,7 @@ impl Op {
     }
 }
 
-/// Which vector instructions the CPU has, the best last: `portable`, `avx2`, `avx512`.
+/// Which vector instructions the CPU has, the best last: `portable`, `avx2` and `avx512`, or `neon`.
 pub fn cpu_levels() -> Vec<&'static str> {
     crate::cpu::levels()
 }

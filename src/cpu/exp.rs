@@ -93,7 +93,7 @@ pub(super) fn scaled_exp_f32<V: Powers<Real = f32>>(x: V) -> V {
     let steps = V::STEPS as f32;
     // Below −104 the result rounds to 0. Masked logits are, and a product that underflows would take a CPU many times as long:
     // here n is −BIAS · N, and the power 0. A NaN passes.
-    let x = V::splat(-BIAS_F32 * std::f32::consts::LN_2).or_greater(x);
+    let x = x.at_least(V::splat(-BIAS_F32 * std::f32::consts::LN_2));
     let round = V::splat(12_582_912.0 + BIAS_F32 * steps);
     let shifted = x.mul_add(V::splat(std::f32::consts::LOG2_E * steps), round);
     let n = shifted - round;
@@ -212,7 +212,7 @@ pub(super) fn scaled_exp_f64<V: Powers<Real = f64>>(x: V) -> V {
         1.0,
     ];
     // As above; below −746 the result rounds to 0.
-    let x = V::splat(-BIAS_F64 * std::f64::consts::LN_2).or_greater(x);
+    let x = x.at_least(V::splat(-BIAS_F64 * std::f64::consts::LN_2));
     let shifted = x.mul_add(V::splat(std::f64::consts::LOG2_E), V::splat(ROUND_F64));
     let n = shifted - V::splat(ROUND_F64);
     let r = n.mul_add(V::splat(-LN2_LOW), n.mul_add(V::splat(-LN2_HIGH), x));

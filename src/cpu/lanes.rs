@@ -101,6 +101,12 @@ pub(crate) trait Lanes: Number + Pack<Item = <Self as Number>::Real> {
     #[inline(always)]
     fn streamed() {}
 
+    /// The greater of the two, lane by lane, and NaN for NaN; `limit` is a number.
+    #[inline(always)]
+    fn at_least(self, limit: Self) -> Self {
+        limit.or_greater(self)
+    }
+
     /// exp(x) / [`UNSCALE`](Self::UNSCALE), for who has a factor to put that into.
     fn scaled_exp(self) -> Self;
 

@@ -40,7 +40,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 /// [specialised](Simd::SPECIALISED).
 const PORTABLE_LANES: usize = if Portable::SPECIALISED { 8 } else { 4 };
 
-/// The instructions that every CPU of the target has.
+/// Vectors that the compiler makes instructions of every CPU of the target of.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable;
 
@@ -131,13 +131,20 @@ pub(crate) trait Task {
     fn run<S: Simd>(self);
 }
 
+/// The level that every CPU of the target has, and its name.
+#[cfg(not(neon))]
+type Base = Portable;
+#[cfg(neon)]
+type Base = super::neon::Neon;
+const BASE: &str = if cfg!(neon) { "neon" } else { "portable" };
+
 /// A level that this CPU has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Level(Name);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
-    Portable,
+    Base,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
@@ -148,7 +155,7 @@ impl Level {
     /// All that this CPU has, the best last.
     pub fn available() -> Vec<Self> {
         #[allow(unused_mut)]
-        let mut levels = vec![Self(Name::Portable)];
+        let mut levels = vec![Self(Name::Base)];
         #[cfg(target_arch = "x86_64")]
         {
             if super::x86::has_avx2() {
@@ -162,7 +169,7 @@ impl Level {
     }
 
     /// The best one there is or, where the environment variable `CANDLE_SOFTMAX_CPU` is `avx2` or `portable` at the first
-    /// call, the best up to that: for tests of what runs on other machines. Any other value is no limit.
+    /// call, the best up to that: for tests of what runs on other machines. Any other value is no limit, and aarch64 has one level.
     pub fn best() -> Self {
         static BEST: OnceLock<Level> = OnceLock::new();
         *BEST.get_or_init(|| Self::up_to(&std::env::var("CANDLE_SOFTMAX_CPU").unwrap_or_default()))
@@ -180,7 +187,7 @@ impl Level {
 
     pub fn name(self) -> &'static str {
         match self.0 {
-            Name::Portable => "portable",
+            Name::Base => BASE,
             #[cfg(target_arch = "x86_64")]
             Name::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
@@ -192,7 +199,7 @@ impl Level {
         threads::with_room(
             #[inline(always)]
             || match self.0 {
-                Name::Portable => task.run::<Portable>(),
+                Name::Base => task.run::<Base>(),
                 #[cfg(target_arch = "x86_64")]
                 Name::Avx2 => task.run::<super::x86::Avx2>(),
                 #[cfg(target_arch = "x86_64")]

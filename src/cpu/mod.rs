@@ -19,6 +19,8 @@ pub(crate) mod lanes;
 mod level;
 mod memory;
 mod narrow;
+#[cfg(neon)]
+mod neon;
 mod random;
 mod rows;
 mod statistics;

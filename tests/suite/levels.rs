@@ -20,7 +20,8 @@ fn every_level_of_instructions() {
         return;
     }
     let suite = std::env::current_exe().expect("the test knows where it is");
-    for level in ["portable", "avx2"] {
+    // The best one is what all other tests run with.
+    for level in testing::cpu_levels().into_iter().rev().skip(1) {
         let modules = [
             "accuracy::",
             "fused::",
