@@ -74,6 +74,7 @@ mod cuda {
         (90, "kernels/hopper/strip_softmax", ALL_BUT_DOUBLE),
         (90, "kernels/hopper/strip_wide_softmax", ALL_BUT_DOUBLE),
         (90, "kernels/hopper/strip_any_softmax", ALL_BUT_DOUBLE),
+        (90, "kernels/hopper/strip_odd_softmax", ALL_BUT_DOUBLE),
         (75, "kernels/safe_softmax", ALL),
         (75, "kernels/online_softmax", ALL),
         (75, "kernels/reduce_softmax", ALL),

@@ -28,6 +28,12 @@ struct ArrivalBarrier {
     }
 };
 
+// Copies 16 bytes into shared memory, from and to multiples of 16 bytes. There they are, for the thread that asked, when copied_packs() returns.
+__device__ __forceinline__ void copy_pack(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(__cvta_generic_to_global(from)) : "memory");
+}
+__device__ __forceinline__ void copied_packs() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Copies a run into shared memory, and one from there: multiples of 16 bytes, from and to multiples of 16.
 __device__ __forceinline__ void copy_in(void* to, const void* from, uint32_t bytes, ArrivalBarrier& arrived) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)),

@@ -2,8 +2,8 @@
 
 use super::functions::{self, Function, Key};
 use super::plan::{
-    self, narrow_units, Elements, Kernel, NarrowUnits, Plan, CHUNK_BYTES, MAX_BOX_ROWS, MOST_TOP_K, NARROW_ALONE,
-    PACK_BYTES, RESIDENT_BOX, RESIDENT_COLUMNS,
+    self, narrow_units, Elements, Kernel, NarrowUnits, Plan, Strips, CHUNK_BYTES, MAX_BOX_ROWS, MOST_TOP_K,
+    NARROW_ALONE, PACK_BYTES, RESIDENT_BOX, RESIDENT_COLUMNS,
 };
 use super::{alignment, sums};
 use crate::lines::Lines;
@@ -152,7 +152,7 @@ unsafe fn launch_with(
 /// What a plan depends on where all tensors are as aligned as this.
 fn alike<T>(addresses: u64) -> Elements {
     let alignment = alignment(addresses);
-    Elements { size: size_of::<T>(), input_alignment: alignment, output_alignment: alignment }
+    Elements { size: size_of::<T>(), input_alignment: alignment, output_alignment: alignment, in_place: false }
 }
 
 fn check_lengths<const N: usize>(lines: Lines, lengths: [usize; N]) -> Result<()> {
@@ -163,7 +163,7 @@ fn check_lengths<const N: usize>(lines: Lines, lengths: [usize; N]) -> Result<()
 }
 
 /// By the kernel that the plan names. Without `x`, over what is in `y`: every kernel reads the elements of a line before it writes them, or for the last time in the
-/// thread that then writes them, and makes no use of what it reads of others; `x` is not `__restrict__`, so its loads are coherent.
+/// thread that then writes them, and makes no use of what it reads of others, but for [`Strips::Odd`], which is not chosen then; `x` is not `__restrict__`, so its loads are coherent.
 pub(super) fn softmax<T: CudaElement>(
     device: &CudaDevice,
     x: Option<CudaView<'_, T>>,
@@ -178,7 +178,8 @@ pub(super) fn softmax<T: CudaElement>(
     let x_and_read = x.as_ref().map(|x| x.device_ptr(&stream));
     let (y, _y_written) = y.device_ptr_mut(&stream);
     let x = x_and_read.as_ref().map_or(y, |(x, _read)| *x);
-    let elements = Elements { size: size_of::<T>(), input_alignment: alignment(x), output_alignment: alignment(y) };
+    let (size, input_alignment, output_alignment) = (size_of::<T>(), alignment(x), alignment(y));
+    let elements = Elements { size, input_alignment, output_alignment, in_place: x == y };
     let plan = plan::softmax(lines, schedule, output, elements, functions::facts(device)?);
     let (count, len, inner) = (lines.count() as u64, lines.len as u64, lines.inner as u64);
     let (parameter, log) = (plan.parameter as u64, (output == Output::LogProbability) as u64);
@@ -224,6 +225,11 @@ pub(super) fn softmax<T: CudaElement>(
             let (size, rows) = (size_of::<T>(), plan.parameter as usize);
             let clusters = functions::resident_clusters(device, key(plan.kernel), plan)?;
             let plan = Plan { grid: (plan.grid.0.min(clusters * plan.cluster), 1), ..plan };
+            if strips == Strips::Odd {
+                let count = strips.count(lines, size) as u64;
+                let arguments = tensors.push(len).push(inner).push(count).push(parameter);
+                return unsafe { launch(&stream, key(plan.kernel), device, plan, arguments) };
+            }
             let before = (x % 16) as usize / size;
             let columns = strips.copied_bytes(size) / size;
             let rows_of_box = rows / rows.div_ceil(MAX_BOX_ROWS);

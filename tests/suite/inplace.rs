@@ -5,8 +5,8 @@ use candle_core::{DType, Device, Result, Tensor, Var, D};
 use candle_softmax::{ops, OnlineSoftmax, ReduceSoftmax, SafeSoftmax};
 
 /// The shapes reach every path: short lines, lines in blocks, split lines, strips, split strips; on CUDA lines in registers
-/// (of whole packs or not), in clusters, split and side by side.
-const SHAPES: [(usize, usize, usize); 11] = [
+/// (of whole packs or not), in clusters, split and side by side, and such as have another kernel in place, since strips overlap.
+const SHAPES: [(usize, usize, usize); 13] = [
     (7, 1, 1),
     (300, 5, 1),
     (400, 64, 1),
@@ -18,6 +18,8 @@ const SHAPES: [(usize, usize, usize); 11] = [
     (4, 60, 33),
     (2, 3, 600),
     (1, 20_000, 17),
+    (2, 250, 111),
+    (1, 500, 223),
 ];
 
 #[test]
@@ -31,7 +33,8 @@ fn any_dimension_and_dtype() -> Result<()> {
                 ops::softmax_inplace(&ys, 1)?;
                 check_result(Op::Softmax, &xs, 1, &ys)?;
                 let same = values(&ys)? == values(&ops::softmax(&xs, 1)?)?;
-                assert!(same, "{shape:?} {dtype:?} on {device:?}: not the bits of softmax");
+                let another_kernel = device.is_cuda() && inner > 1 && inner * dtype.size_in_bytes() % 16 != 0;
+                assert!(same || another_kernel, "{shape:?} {dtype:?} on {device:?}: not the bits of softmax");
             }
         }
     }

@@ -102,7 +102,14 @@ fn side_by_side(
 #[test]
 fn more_strips_than_run_at_once() -> Result<()> {
     let Some(gpu) = gpu_for(0) else { return Ok(()) };
-    for (dtype, shape) in [(DType::F32, [300, 260, 32]), (DType::BF16, [270, 258, 64]), (DType::F16, [9, 4100, 128])] {
+    for (dtype, shape) in [
+        (DType::F32, [300, 260, 32]),
+        (DType::BF16, [270, 258, 64]),
+        (DType::F16, [9, 4100, 128]),
+        (DType::F32, [70, 250, 501]),
+        (DType::BF16, [30, 500, 333]),
+        (DType::F16, [3, 4001, 447]),
+    ] {
         for skipped in [0, 1, 8] {
             if within_cap(shape.iter().product()) {
                 for op in [Op::Softmax, Op::LogSoftmax] {
@@ -286,6 +293,19 @@ proptest! {
               kind in kinds(), dtype in prop::sample::select(DTYPES.to_vec()), op in prop::sample::select(Op::ALL.to_vec()), seed in any::<u64>()) {
         let inner = packs * 8;
         let outer = if len > 1000 { 1 } else { outer };
+        if within_cap(outer * len * inner) {
+            for device in devices() {
+                check(op, &side_by_side([outer, len, inner], skipped, kind, dtype, seed, &device).unwrap(), 1).unwrap();
+            }
+        }
+    }
+
+    /// The same of rows of any length, each of which begins elsewhere.
+    #[test]
+    fn odd_strips(outer in 1usize..4, len in prop_oneof![9usize..40, 120usize..600, 900usize..1100, 2000usize..4200], inner in 30usize..600, skipped in 0usize..9,
+                  kind in kinds(), dtype in prop::sample::select(DTYPES.to_vec()), op in prop::sample::select(Op::ANY_DIM.to_vec()), seed in any::<u64>()) {
+        let outer = if len > 600 { 1 } else { outer };
+        let inner = inner.min(600_000 / (outer * len));
         if within_cap(outer * len * inner) {
             for device in devices() {
                 check(op, &side_by_side([outer, len, inner], skipped, kind, dtype, seed, &device).unwrap(), 1).unwrap();

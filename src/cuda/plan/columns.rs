@@ -2,7 +2,7 @@
 
 use super::{
     largest_cluster, plan, plan_across, DeviceFacts, Elements, Family, Kernel, Plan, Strips, MAX_GRID,
-    MAX_REGISTER_LINE, PACK_BYTES, WARP, WIDE_CLUSTER,
+    MAX_REGISTER_LINE, PACK_BYTES, SECTOR_BYTES, WARP, WIDE_CLUSTER,
 };
 use crate::lines::Lines;
 
@@ -43,8 +43,10 @@ const HALF_ROWS: usize = 128;
 /// Up to this length packs are not used but of half precision, and of two elements there: (16, 64, 56, 56) dim 1 f16 3.31
 /// us, four columns of eight rows 3.49. Element by element, at an offset of one, two columns of sixteen rows 4.4, of 32 6.2.
 const SHORT_PACKS: usize = 64;
-/// Lines side by side up to this length are a thread's, whole: 87381 x 3 x 256 bf16 1.0 and f32 1.0, read twice by a thread each 4.5 and 2.0.
-pub(super) const FEW_ROWS: usize = 8;
+/// Lines side by side of up to so many elements are a thread's, whole, by packs or, of more than eight, one line or two of half precision, but not of
+/// f64: 87381 x 3 x 256 bf16 1.0 and f32 1.0, read twice by a thread each 4.5 and 2.0; (8, 21, 512, 512) 1.06 and, f32, 1.09, by `column_softmax` 1.19 and 1.36.
+const FEW_ROWS: [usize; 4] = [4, 8, 16, 32];
+const FEW_PACKED_ROWS: usize = 8;
 const FEW_ROWS_BLOCK: usize = 128;
 /// Threads of a strip, as `kernels/column_share.cuh` has it.
 const HELD_BLOCK: usize = 256;
@@ -75,19 +77,17 @@ const SPLIT_COLUMNS_RATIO: usize = 4;
 
 /// A few rows of lines side by side.
 pub(super) fn few_rows(lines: Lines, elements: Elements) -> Option<Plan> {
-    let pack = PACK_BYTES / elements.size;
-    let whole = lines.inner.is_multiple_of(pack)
-        && elements.input_alignment.is_multiple_of(PACK_BYTES)
-        && elements.output_alignment.is_multiple_of(PACK_BYTES);
-    let columns = match elements.size {
-        _ if whole => pack,
-        2 => 2,
-        _ => 1,
-    };
-    let across = lines.inner.div_ceil(columns);
+    let (size, packed) = (elements.size, lines.len <= FEW_PACKED_ROWS);
+    let rows = FEW_ROWS.into_iter().find(|&rows| lines.len <= rows).filter(|_| packed || size < 8)?;
+    let alignment = elements.input_alignment.min(elements.output_alignment);
+    let [pack, unit] = [if packed { PACK_BYTES / size } else { 2 }, if size == 2 { 2 } else { 1 }];
+    let whole = (packed || size == 2) && lines.inner.is_multiple_of(pack) && alignment.is_multiple_of(pack * size);
+    let columns = if whole { pack } else { unit };
+    // Two lines of one thread lie a warp apart where they are not accessed together.
+    let side_by_side = if whole || columns == 1 { 1 } else { WARP };
+    let across = lines.inner.div_ceil(columns * side_by_side).saturating_mul(side_by_side);
     let threads = across.saturating_mul(lines.outer);
-    let possible = lines.inner > 1 && lines.len <= FEW_ROWS && threads <= MAX_GRID;
-    let rows = if lines.len <= FEW_ROWS / 2 { FEW_ROWS / 2 } else { FEW_ROWS };
+    let possible = lines.inner > 1 && threads <= MAX_GRID;
     possible.then(|| Plan {
         parameter: across as i32,
         ..plan(Kernel::FewRows { columns, rows, whole }, threads.div_ceil(FEW_ROWS_BLOCK), FEW_ROWS_BLOCK)
@@ -372,14 +372,18 @@ pub(super) fn resident(lines: Lines, elements: Elements, device: DeviceFacts) ->
     })
 }
 
+/// How much of what the blocks of odd strips have room for is to be in use, in eighths, others and half precision; others are to be more than the L2 cache holds,
+/// too. Dim 1 f32, so and by `column`, copies: (8, 150, 16383) 1.30 and 1.57, (16, 2000, 513) 1.29 and 2.14, (64, 1000, 127) 1.78 and 2.12; but (256, 100, 1001) 1.79 and
+/// 1.38, (4, 3000, 333) 2.8 and 2.4, (200, 300, 99) 2.2 and 1.8; bf16 (8, 4096, 4095) 1.83 and 3.0, (1, 2000, 20001) 1.85 and 2.9, (16, 2000, 513) 2.7 and 3.0, but
+/// (384, 197, 197) 3.6 and 2.9.
+const ODD_STRIP_USED: [usize; 2] = [4, 6];
+
 /// Strips that are fetched ahead.
 pub(super) fn strip(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
     let row = lines.inner * elements.size;
     let possible = device.compute_capability >= 90
         && lines.inner > 1
         && elements.size < 8
-        && row.is_multiple_of(PACK_BYTES)
-        && elements.output_alignment.is_multiple_of(8)
         && lines.len <= MAX_REGISTER_LINE
         && lines.inner <= MAX_REGISTER_LINE
         // What a description of a tensor has room for
@@ -389,6 +393,17 @@ pub(super) fn strip(lines: Lines, elements: Elements, device: DeviceFacts) -> Op
         return None;
     }
     let of = |strips| strip_of(strips, lines, elements, device);
+    if !row.is_multiple_of(PACK_BYTES) || !elements.output_alignment.is_multiple_of(8) {
+        // What a strip writes in some rows is read by the one beside it.
+        let (_, plan) = of(Strips::Odd).filter(|_| !elements.in_place)?;
+        let strips = Strips::Odd.count(lines, elements.size) / lines.outer;
+        let columns = strips * (Strips::Odd.bytes(elements.size) - SECTOR_BYTES) / elements.size;
+        let room = plan.cluster as usize * Strips::Odd.most_rows(elements.size) * columns;
+        let half = elements.size == 2;
+        let fills = 8 * lines.len * lines.inner >= ODD_STRIP_USED[usize::from(half)] * room;
+        let is_large = half || 2 * lines.elem_count() * elements.size > device.l2_bytes;
+        return ((fills && is_large) || device.forced == Some(Family::Strip)).then_some(plan);
+    }
     let (rounds, plan) = if elements.input_alignment.is_multiple_of(PACK_BYTES) {
         // A round of wide strips takes less: (8, 4096, 4096) dim 1 37 rounds 1.07 / 1.22, of narrow ones 35 1.17 / 1.24; (64, 1000,
         // 128) dim 1 f32 three 1.20, narrow two 1.06. But of few: (4096, 4096) dim 0 f32 five 1.20, narrow five 1.16; half
@@ -422,15 +437,20 @@ fn strip_of(strips: Strips, lines: Lines, elements: Elements, device: DeviceFact
         let boxes = lines.len.div_ceil(blocks).div_ceil(MAX_BOX_ROWS);
         lines.len.div_ceil(blocks * boxes).next_multiple_of(BOX_ROWS) * boxes
     };
-    let at_once = |blocks: usize| clusters_here(STRIP_CLUSTERS[blocks - 1], device);
+    // Of twice as many warps a multiprocessor has one block.
+    let warps = strips.warps(elements.size);
+    let at_once = |blocks: usize| clusters_here(STRIP_CLUSTERS[blocks - 1], device) * STRIP_BLOCK / WARP / warps;
     // Threads work as long on a few rows as on all that they have room for.
-    let fits = lines.inner * elements.size >= bytes && 2 * lines.len >= most_rows;
+    let fits = match strips {
+        Strips::Odd => true,
+        _ => lines.inner * elements.size >= bytes && 2 * lines.len >= most_rows,
+    };
     let rounds = |&blocks: &usize| count.div_ceil(at_once(blocks).max(1));
     // Of as many rounds the fewest blocks: (4096, 4096) dim 0 bf16 in three of clusters of eight 22.2 us, of nine 28.3.
     let columns = bytes / elements.size;
     // Three barriers behind
     let shared_bytes = |blocks: usize| {
-        let states = (STRIP_BLOCK / WARP + 2 * blocks + 1) * columns;
+        let states = (warps + 2 * blocks + 1) * columns;
         most_rows * strips.copied_bytes(elements.size) + states * 8 + 3 * 8
     };
     let enough =
@@ -440,7 +460,7 @@ fn strip_of(strips: Strips, lines: Lines, elements: Elements, device: DeviceFact
         cluster: blocks as u32,
         shared_bytes: shared_bytes(blocks) as u32,
         parameter: rows(blocks) as i32,
-        ..plan(Kernel::Strip(strips), at_once(blocks).clamp(1, count) * blocks, STRIP_BLOCK)
+        ..plan(Kernel::Strip(strips), at_once(blocks).clamp(1, count) * blocks, warps * WARP)
     };
     Some((rounds(&blocks), plan))
 }

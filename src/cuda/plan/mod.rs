@@ -49,6 +49,8 @@ pub(crate) struct Elements {
     /// What the input's address is a multiple of, in bytes, up to 128.
     pub input_alignment: usize,
     pub output_alignment: usize,
+    /// The output is where the input is.
+    pub in_place: bool,
 }
 
 /// The kernels that a plan may choose, by the file they are in.
@@ -144,7 +146,8 @@ pub(crate) enum Kernel {
     Run {
         len: usize,
     },
-    /// Few rows of lines side by side: to a thread up to `rows`, whole lines, of `columns` neighbours. `whole`: rows are whole packs.
+    /// Few rows of lines side by side: to a thread up to `rows`, whole lines, of `columns` neighbours. `whole`: rows are whole packs of so many; else two
+    /// columns are a warp apart.
     FewRows {
         columns: usize,
         rows: usize,
@@ -290,15 +293,17 @@ pub(crate) enum Strips {
     Narrow,
     /// … 256 bytes.
     Wide,
-    /// The first row begins anywhere.
+    /// The first row begins anywhere, …
     Any,
+    /// … or every row does: 256 bytes, which overlap by a sector, in which two strips write.
+    Odd,
 }
 
 impl Strips {
     /// Bytes of a row in a strip of elements of `size` bytes.
     pub fn bytes(self, size: usize) -> usize {
         match self {
-            Strips::Wide => 256,
+            Strips::Wide | Strips::Odd => 256,
             Strips::Any if size > 2 => 256,
             _ => 128,
         }
@@ -306,17 +311,33 @@ impl Strips {
 
     /// Bytes that are copied of it.
     pub fn copied_bytes(self, size: usize) -> usize {
-        self.bytes(size) + if self == Strips::Any { PACK_BYTES } else { 0 }
+        self.bytes(size) + if matches!(self, Strips::Any | Strips::Odd) { PACK_BYTES } else { 0 }
     }
 
     /// The rows that a block has room for.
     fn most_rows(self, size: usize) -> usize {
-        (1 << 16) / self.bytes(size)
+        match self {
+            Strips::Odd => 32 * self.warps(size),
+            _ => (1 << 16) / self.bytes(size),
+        }
+    }
+
+    /// Warps of a block. Of odd rows, so many later they begin at the same place in a sector again.
+    fn warps(self, size: usize) -> usize {
+        match self {
+            Strips::Odd => SECTOR_BYTES / size,
+            _ => 8,
+        }
     }
 
     /// How many of them there are.
     pub fn count(self, lines: Lines, size: usize) -> usize {
-        lines.inner.div_ceil(self.bytes(size) / size).saturating_mul(lines.outer)
+        let side_by_side = match self {
+            // Of the first one's columns some are in the strip before in some rows.
+            Strips::Odd => (lines.inner + SECTOR_BYTES / size - 1).div_ceil((self.bytes(size) - SECTOR_BYTES) / size),
+            _ => lines.inner.div_ceil(self.bytes(size) / size),
+        };
+        side_by_side.saturating_mul(lines.outer)
     }
 }
 

@@ -24,7 +24,7 @@ const HOPPER: DeviceFacts = DeviceFacts {
     l2_bytes: 60 << 20,
     forced: None,
 };
-const F32: Elements = Elements { size: 4, input_alignment: 128, output_alignment: 128 };
+const F32: Elements = Elements { size: 4, input_alignment: 128, output_alignment: 128, in_place: false };
 const BF16: Elements = Elements { size: 2, ..F32 };
 
 fn lines(outer: usize, len: usize, inner: usize) -> Lines {
@@ -47,7 +47,7 @@ fn chosen_kernels() {
     let few_rows = |columns, rows, whole| Kernel::FewRows { columns, rows, whole };
     let narrow_rows = |whole| Kernel::Narrow { whole };
     let split_columns = |whole| Kernel::SplitColumnsApply { whole };
-    let [narrow, wide] = [Strips::Narrow, Strips::Wide].map(Kernel::Strip);
+    let [narrow, wide, odd] = [Strips::Narrow, Strips::Wide, Strips::Odd].map(Kernel::Strip);
     let [split, any_split] = [true, false].map(|whole| Kernel::SplitApply { whole });
     let cases = [
         (lines(2_097_152, 16, 1), F32, warp(8), warp(8)),
@@ -125,7 +125,14 @@ fn chosen_kernels() {
         (lines(1 << 10, 8, 4096), F32, few_rows(4, 8, true), few_rows(4, 8, true)),
         (lines(1 << 10, 3, 4096), BF16, few_rows(8, 4, true), few_rows(8, 4, true)),
         (lines(1 << 10, 3, 4095), BF16, few_rows(2, 4, false), few_rows(2, 4, false)),
-        (lines(1 << 10, 9, 4096), BF16, column(2, 16, true), column(2, 16, true)),
+        (lines(1 << 10, 9, 4096), BF16, few_rows(2, 16, true), few_rows(2, 16, true)),
+        (lines(1 << 10, 17, 4097), BF16, few_rows(2, 32, false), few_rows(2, 32, false)),
+        (lines(1 << 10, 32, 4096), F32, few_rows(1, 32, false), few_rows(1, 32, false)),
+        (lines(1 << 10, 33, 4096), F32, column(1, 16, false), column(1, 16, false)),
+        (lines(8, 4096, 4095), F32, odd, split_columns(true)),
+        (lines(8, 4096, 4095), BF16, odd, split_columns(false)),
+        (lines(8, 150, 16_383), F32, odd, column(1, 32, false)),
+        (lines(64, 1000, 127), F32, odd, column(1, 32, false)),
         (lines(1 << 15, 128, 2), BF16, narrow_rows(true), narrow_rows(true)),
         (lines(1 << 15, 33, 3), BF16, narrow_rows(false), narrow_rows(false)),
         (lines(1 << 15, 33, 3), F32, narrow_rows(true), narrow_rows(true)),
@@ -225,7 +232,9 @@ fn an_offset_or_an_unaligned_output() {
     assert_eq!(softmax(columns, None, input, HOPPER).kernel, Kernel::Strip(Strips::Any));
     assert_eq!(softmax(lines(64, 1000, 128), None, input, HOPPER).kernel, Kernel::Strip(Strips::Any));
     let output = Elements { output_alignment: 4, ..BF16 };
-    assert_eq!(softmax(columns, None, output, HOPPER).kernel, Kernel::Column { columns: 2, rows: 32, whole: false });
+    assert_eq!(softmax(columns, None, output, HOPPER).kernel, Kernel::Strip(Strips::Odd));
+    let in_place = softmax(columns, None, Elements { in_place: true, ..output }, HOPPER);
+    assert_eq!(in_place.kernel, Kernel::Column { columns: 2, rows: 32, whole: false });
 }
 
 #[test]
@@ -281,7 +290,7 @@ fn plans_cover_the_lines() {
 fn backward_plans_cover_the_lines() {
     let plan_of = |lines, whole, size, device| {
         let alignment = if whole { 16 } else { size };
-        let elements = Elements { size, input_alignment: alignment, output_alignment: alignment };
+        let elements = Elements { size, input_alignment: alignment, output_alignment: alignment, in_place: false };
         softmax_backward(lines, elements, device)
     };
     let kernel = |lines, whole, size, device| plan_of(lines, whole, size, device).kernel;
@@ -327,7 +336,7 @@ fn backward_plans_cover_the_lines() {
             let lines = lines(outer, len, inner);
             let plan = plan_of(lines, whole, size, HOPPER);
             let alignment = if whole { 16 } else { size };
-            let elements = Elements { size, input_alignment: alignment, output_alignment: alignment };
+            let elements = Elements { size, input_alignment: alignment, output_alignment: alignment, in_place: false };
             // The grids of these are those of kernels that take lines alike.
             let of_softmax = match plan.kernel {
                 Kernel::BackwardNarrow { whole } => Some(Kernel::Narrow { whole }),
@@ -583,7 +592,12 @@ fn fused_plans_cover_the_lines() {
                 Kernel::FusedGroup { .. } | Kernel::FusedRows { .. } => check_group(lines, plan),
                 Kernel::FusedColumn { columns, rows, whole, .. } => {
                     assert!(kind.column, "{what}");
-                    let elements = Elements { size, input_alignment: kind.alignment, output_alignment: kind.alignment };
+                    let elements = Elements {
+                        size,
+                        input_alignment: kind.alignment,
+                        output_alignment: kind.alignment,
+                        in_place: false,
+                    };
                     let numbers = if backward { 4 } else { 2 };
                     check_held_columns(lines, elements, plan, (columns, rows, whole), numbers);
                 }
@@ -1101,10 +1115,12 @@ fn check(lines: Lines, elements: Elements, device: DeviceFacts, plan: Plan) {
         }
         Kernel::FewRows { columns, rows, whole } => {
             let across = plan.parameter as usize;
-            assert!(across * columns >= lines.inner && (4..=8).contains(&rows) && rows >= lines.len, "{what}");
+            assert!(across * columns >= lines.inner && (lines.len..=32).contains(&rows) && rows >= 4, "{what}");
             assert!(grid * block >= across * lines.outer && block == 128, "{what}");
+            let alignment = elements.input_alignment.min(elements.output_alignment);
             assert!(!whole || lines.inner.is_multiple_of(columns), "{what}");
-            assert!(!whole || elements.input_alignment.is_multiple_of(16), "{what}");
+            assert!(!whole || alignment.is_multiple_of(columns * elements.size), "{what}");
+            assert!(whole || columns == 1 || across.is_multiple_of(WARP), "{what}");
         }
         Kernel::Narrow { whole } => {
             let NarrowUnits { size, across, strips } = narrow_units(lines, whole, elements.size);
@@ -1136,13 +1152,22 @@ fn check(lines: Lines, elements: Elements, device: DeviceFacts, plan: Plan) {
             let (rows, bytes) = (plan.parameter as usize, strips.bytes(elements.size));
             let boxes = rows.div_ceil(MAX_BOX_ROWS);
             assert!(rows * plan.cluster as usize >= lines.len && plan.cluster <= 16, "{what}");
-            assert!(rows * bytes <= 1 << 16 && rows.is_multiple_of(8 * boxes) && block == 256, "{what}");
-            assert!(strips == Strips::Any || elements.input_alignment.is_multiple_of(16), "{what}");
-            assert!((lines.inner * elements.size).is_multiple_of(16) && elements.size < 8, "{what}");
+            assert!(rows.is_multiple_of(8 * boxes) && elements.size < 8, "{what}");
             assert!(strips.count(lines, elements.size) >= grid / plan.cluster as usize, "{what}");
-            // Two blocks, and what the system takes of each.
-            assert!(2 * (plan.shared_bytes + 1024) <= 228 << 10, "{what}");
             assert!(plan.shared_bytes as usize <= device.shared_bytes, "{what}");
+            // As many blocks as a multiprocessor is to have, and what the system takes of each
+            assert!(512 / plan.block * (plan.shared_bytes + 1024) <= 228 << 10, "{what}");
+            if strips == Strips::Odd {
+                // Each warp has rows that are whole sectors apart. All columns are in what is written of a strip, wherever a row begins.
+                assert!(block == 1024 / elements.size && rows <= block && !elements.in_place, "{what}");
+                let (written, sector) = (224 / elements.size, 32 / elements.size);
+                let side_by_side = strips.count(lines, elements.size) / lines.outer;
+                assert!(side_by_side * written >= lines.inner + sector - 1, "{what}");
+            } else {
+                assert!(rows * bytes <= 1 << 16 && block == 256, "{what}");
+                assert!(strips == Strips::Any || elements.input_alignment.is_multiple_of(16), "{what}");
+                assert!((lines.inner * elements.size).is_multiple_of(16), "{what}");
+            }
         }
         Kernel::Resident { held } => {
             let (rows, blocks) = (plan.parameter as usize, plan.cluster as usize);
