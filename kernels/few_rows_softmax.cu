@@ -49,17 +49,12 @@ __device__ __forceinline__ void few_rows_lines(const T* x, T* y, int len, int64_
         }
         each_row([&](int row) {
             auto& unit = rows[row].units[u];
-            if constexpr (!KEEPS) forget(unit);
-            R results[PER_UNIT];
-#pragma unroll
-            for (int i = 0; i < PER_UNIT; i++) {
-                R number;
-                if constexpr (KEEPS) number = kept[row][i];
-                else number = Element<T>::of_unit(unit, i);
-                if constexpr (!KEEPS && Output<R>::OF_EXPONENTIAL) number = Element<T>::exponential(number - references[i]);
-                results[i] = output[i].of_kept(number);
+            if constexpr (KEEPS) {
+                unit = column_results<T, PER_UNIT>(kept[row], references, output).units[0];
+            } else {
+                forget(unit);
+                unit = column_results<T, PER_UNIT>(&unit, references, output).units[0];
             }
-            unit = Element<T>::to_unit(results);
         });
     }
     each_row([&](int row) {

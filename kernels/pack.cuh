@@ -209,6 +209,17 @@ __device__ __forceinline__ Pack<T, SIZE> no_pack() {
     return pack;
 }
 
+// Of a thread's ROWS rows of UNITS units, `step` apart, those behind the `mine` that there are become none.
+template <typename T, int UNITS, int ROWS>
+__device__ __forceinline__ void keep_rows(Unit<T> (&held)[ROWS * UNITS], int step, int mine) {
+#pragma unroll
+    for (int k = 0; k < ROWS; k++) {
+        if (k * step < mine) continue;
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) held[k * UNITS + u] = no_elements<T>();
+    }
+}
+
 // A pack of what is computed, number(i) for element i
 template <typename T, int SIZE, typename F>
 __device__ __forceinline__ Pack<T, SIZE> pack_of(const F& number) {

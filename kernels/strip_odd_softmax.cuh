@@ -104,14 +104,7 @@ __device__ __forceinline__ void strip_odd_lines(const T* x, T* y, int len, int i
 #pragma unroll
             for (int u = 0; u < UNITS; u++) held[k * UNITS + u] = pack.units[u];
         }
-        if (here < S::MOST_ROWS || rows < S::MOST_ROWS) {
-#pragma unroll
-            for (int k = 0; k < ROWS; k++) {
-                if (k * WARPS < mine) continue;
-#pragma unroll
-                for (int u = 0; u < UNITS; u++) held[k * UNITS + u] = no_elements<T>();
-            }
-        }
+        if (here < S::MOST_ROWS || rows < S::MOST_ROWS) keep_rows<T, UNITS, ROWS>(held, WARPS, mine);
         __syncthreads();
         fetch(strip + clusters);
 
@@ -195,8 +188,8 @@ __device__ __forceinline__ void strip_odd_lines(const T* x, T* y, int len, int i
     }
 }
 
-#define STRIP_ODD_KERNEL(name, dtype, T, Output, ...)                                            \
-    extern "C" __global__ void __launch_bounds__(OddStrip<T>::THREADS, 512 / OddStrip<T>::THREADS)  \
-        name##_##dtype(const T* x, T* y, int len, int inner, int strips, int rows) {          \
-        strip_odd_lines<T, Output>(x, y, len, inner, strips, rows);                           \
+#define STRIP_ODD_KERNEL(name, dtype, T, Output, ...)                                              \
+    extern "C" __global__ void __launch_bounds__(OddStrip<T>::THREADS, 512 / OddStrip<T>::THREADS) \
+        name##_##dtype(const T* x, T* y, int len, int inner, int strips, int rows) {               \
+        strip_odd_lines<T, Output>(x, y, len, inner, strips, rows);                                \
     }

@@ -87,14 +87,7 @@ __device__ __forceinline__ void strip_lines(const TensorMap& x, T* y, int len, i
 #pragma unroll
             for (int u = 0; u < UNITS; u++) held[k * UNITS + u] = pack.units[u];
         }
-        if (here < DOWN * ROWS || rows < DOWN * ROWS) {
-#pragma unroll
-            for (int k = 0; k < ROWS; k++) {
-                if (k * DOWN < mine) continue;
-#pragma unroll
-                for (int u = 0; u < UNITS; u++) held[k * UNITS + u] = no_elements<T>();
-            }
-        }
+        if (here < DOWN * ROWS || rows < DOWN * ROWS) keep_rows<T, UNITS, ROWS>(held, DOWN, mine);
         __syncthreads();
         fetch(strip + clusters);
 

@@ -151,8 +151,7 @@ unsafe fn launch_with(
 
 /// What a plan depends on where all tensors are as aligned as this.
 fn alike<T>(addresses: u64) -> Elements {
-    let alignment = alignment(addresses);
-    Elements { size: size_of::<T>(), input_alignment: alignment, output_alignment: alignment, in_place: false }
+    Elements::alike(size_of::<T>(), alignment(addresses))
 }
 
 fn check_lengths<const N: usize>(lines: Lines, lengths: [usize; N]) -> Result<()> {

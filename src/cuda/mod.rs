@@ -115,7 +115,7 @@ pub(crate) fn kernel_name(op: &SoftmaxOp, xs: &Tensor, device: &CudaDevice) -> R
     let lines = op.lines(xs.layout())?;
     let size = xs.dtype().size_in_bytes();
     let start = xs.layout().start_offset() * size;
-    let elements = Elements { size, input_alignment: alignment(start as u64), output_alignment: 128, in_place: false };
+    let elements = Elements { input_alignment: alignment(start as u64), ..Elements::alike(size, 128) };
     Ok(format!("{:?}", plan::softmax(lines, op.schedule, op.output, elements, functions::facts(device)?).kernel))
 }
 

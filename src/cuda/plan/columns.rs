@@ -2,16 +2,15 @@
 
 use super::{
     largest_cluster, plan, plan_across, DeviceFacts, Elements, Family, Kernel, Plan, Strips, MAX_GRID,
-    MAX_REGISTER_LINE, PACK_BYTES, SECTOR_BYTES, WARP, WIDE_CLUSTER,
+    MAX_REGISTER_LINE, PACK_BYTES, STRIP_WARPS, WARP, WIDE_CLUSTER,
 };
 use crate::lines::Lines;
 
 /// Threads of a strip of lines side by side, and of one of half precision where there are no clusters.
 const COLUMN_BLOCK: usize = 256;
 const WIDE_COLUMN_BLOCK: usize = 512;
-/// Threads of a strip that is fetched ahead, which two blocks of a multiprocessor have, and how many clusters of one, two, …
-/// blocks run at once on the multiprocessors of a whole GPU, as the driver said of one. (Where it says less, less are launched.)
-const STRIP_BLOCK: usize = 256;
+/// How many clusters of one, two, … blocks that fetch strips ahead run at once on the multiprocessors of a whole GPU, as the driver said of one. (Where
+/// it says less, less are launched.)
 const STRIP_CLUSTERS: [usize; WIDE_CLUSTER] = [264, 132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14];
 /// What that GPU has.
 const COUNTED_MULTIPROCESSORS: usize = 132;
@@ -396,9 +395,9 @@ pub(super) fn strip(lines: Lines, elements: Elements, device: DeviceFacts) -> Op
     if !row.is_multiple_of(PACK_BYTES) || !elements.output_alignment.is_multiple_of(8) {
         // What a strip writes in some rows is read by the one beside it.
         let (_, plan) = of(Strips::Odd).filter(|_| !elements.in_place)?;
-        let strips = Strips::Odd.count(lines, elements.size) / lines.outer;
-        let columns = strips * (Strips::Odd.bytes(elements.size) - SECTOR_BYTES) / elements.size;
-        let room = plan.cluster as usize * Strips::Odd.most_rows(elements.size) * columns;
+        let odd = Strips::Odd;
+        let columns = odd.side_by_side(lines, elements.size) * odd.written(elements.size);
+        let room = plan.cluster as usize * odd.most_rows(elements.size) * columns;
         let half = elements.size == 2;
         let fills = 8 * lines.len * lines.inner >= ODD_STRIP_USED[usize::from(half)] * room;
         let is_large = half || 2 * lines.elem_count() * elements.size > device.l2_bytes;
@@ -439,7 +438,7 @@ fn strip_of(strips: Strips, lines: Lines, elements: Elements, device: DeviceFact
     };
     // Of twice as many warps a multiprocessor has one block.
     let warps = strips.warps(elements.size);
-    let at_once = |blocks: usize| clusters_here(STRIP_CLUSTERS[blocks - 1], device) * STRIP_BLOCK / WARP / warps;
+    let at_once = |blocks: usize| clusters_here(STRIP_CLUSTERS[blocks - 1], device) * STRIP_WARPS / warps;
     // Threads work as long on a few rows as on all that they have room for.
     let fits = match strips {
         Strips::Odd => true,

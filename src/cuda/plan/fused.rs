@@ -17,8 +17,7 @@ pub(crate) fn fused(lines: Lines, kind: FusedKind, size: usize, device: DeviceFa
         1 => Kernel::FusedRows { backward, scores },
         _ => Kernel::FusedGroup { backward, scores, pairs },
     };
-    let (alignment, in_place) = (kind.alignment, false);
-    let elements = Elements { size, input_alignment: alignment, output_alignment: alignment, in_place };
+    let elements = Elements::alike(size, kind.alignment);
     let (again, many) = if backward { (2, MUCH_KEPT) } else { (1, SOME_KEPT) };
     let group = || match scores {
         true => group_of_pairs(kernel, many, lines, elements, again, device),

@@ -53,6 +53,13 @@ pub(crate) struct Elements {
     pub in_place: bool,
 }
 
+impl Elements {
+    /// Of tensors apart from each other that are all as aligned as this.
+    pub const fn alike(size: usize, alignment: usize) -> Self {
+        Self { size, input_alignment: alignment, output_alignment: alignment, in_place: false }
+    }
+}
+
 /// The kernels that a plan may choose, by the file they are in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
@@ -326,18 +333,28 @@ impl Strips {
     fn warps(self, size: usize) -> usize {
         match self {
             Strips::Odd => SECTOR_BYTES / size,
-            _ => 8,
+            _ => STRIP_WARPS,
         }
+    }
+
+    /// The columns of one that are written.
+    fn written(self, size: usize) -> usize {
+        match self {
+            Strips::Odd => (self.bytes(size) - SECTOR_BYTES) / size,
+            _ => self.bytes(size) / size,
+        }
+    }
+
+    /// How many of them there are side by side.
+    fn side_by_side(self, lines: Lines, size: usize) -> usize {
+        // Columns of the first one that are in the strip before in some rows
+        let before = if self == Strips::Odd { SECTOR_BYTES / size - 1 } else { 0 };
+        (lines.inner + before).div_ceil(self.written(size))
     }
 
     /// How many of them there are.
     pub fn count(self, lines: Lines, size: usize) -> usize {
-        let side_by_side = match self {
-            // Of the first one's columns some are in the strip before in some rows.
-            Strips::Odd => (lines.inner + SECTOR_BYTES / size - 1).div_ceil((self.bytes(size) - SECTOR_BYTES) / size),
-            _ => lines.inner.div_ceil(self.bytes(size) / size),
-        };
-        side_by_side.saturating_mul(lines.outer)
+        self.side_by_side(lines, size).saturating_mul(lines.outer)
     }
 }
 
@@ -526,6 +543,8 @@ fn largest_cluster(device: DeviceFacts) -> usize {
     }
 }
 
+/// Warps of a strip that is fetched ahead, but for odd rows. Two blocks of them are to be on a multiprocessor.
+const STRIP_WARPS: usize = 8;
 /// Of a block whose threads take a line each, as `kernels/thread_per_line.cuh` has it.
 const THREADS: usize = 128;
 /// Lines side by side: from this many on, a thread each has enough to do for a GPU (where no strip is held in registers).

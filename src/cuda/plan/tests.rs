@@ -24,7 +24,7 @@ const HOPPER: DeviceFacts = DeviceFacts {
     l2_bytes: 60 << 20,
     forced: None,
 };
-const F32: Elements = Elements { size: 4, input_alignment: 128, output_alignment: 128, in_place: false };
+const F32: Elements = Elements::alike(4, 128);
 const BF16: Elements = Elements { size: 2, ..F32 };
 
 fn lines(outer: usize, len: usize, inner: usize) -> Lines {
@@ -290,7 +290,7 @@ fn plans_cover_the_lines() {
 fn backward_plans_cover_the_lines() {
     let plan_of = |lines, whole, size, device| {
         let alignment = if whole { 16 } else { size };
-        let elements = Elements { size, input_alignment: alignment, output_alignment: alignment, in_place: false };
+        let elements = Elements::alike(size, alignment);
         softmax_backward(lines, elements, device)
     };
     let kernel = |lines, whole, size, device| plan_of(lines, whole, size, device).kernel;
@@ -336,7 +336,7 @@ fn backward_plans_cover_the_lines() {
             let lines = lines(outer, len, inner);
             let plan = plan_of(lines, whole, size, HOPPER);
             let alignment = if whole { 16 } else { size };
-            let elements = Elements { size, input_alignment: alignment, output_alignment: alignment, in_place: false };
+            let elements = Elements::alike(size, alignment);
             // The grids of these are those of kernels that take lines alike.
             let of_softmax = match plan.kernel {
                 Kernel::BackwardNarrow { whole } => Some(Kernel::Narrow { whole }),
@@ -592,12 +592,7 @@ fn fused_plans_cover_the_lines() {
                 Kernel::FusedGroup { .. } | Kernel::FusedRows { .. } => check_group(lines, plan),
                 Kernel::FusedColumn { columns, rows, whole, .. } => {
                     assert!(kind.column, "{what}");
-                    let elements = Elements {
-                        size,
-                        input_alignment: kind.alignment,
-                        output_alignment: kind.alignment,
-                        in_place: false,
-                    };
+                    let elements = Elements::alike(size, kind.alignment);
                     let numbers = if backward { 4 } else { 2 };
                     check_held_columns(lines, elements, plan, (columns, rows, whole), numbers);
                 }
