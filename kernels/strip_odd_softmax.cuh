@@ -3,11 +3,8 @@
 // takes 472 us, so 367. So strips overlap by a sector, and of each row a cluster writes a run of whole sectors (but at the row's ends). Each element
 // is read once, one in eight twice, but from the L2 cache, and written once: the ceiling is a copy.
 #pragma once
-#include "bulk.cuh"
-#include "exchange.cuh"
-#include "pack.cuh"
-#include "schedule.cuh"
 #include "start.cuh"
+#include "strip.cuh"
 
 // 256 bytes of a row, by a warp, of which 224 are written
 template <typename T>
@@ -48,13 +45,13 @@ __device__ __forceinline__ void strip_odd_lines(const T* x, T* y, int len, int i
     const auto place_of = [&](int strip, int row) {
         return (int64_t(strip / per_row) * len + rank * rows + row) * inner + first_of(strip);
     };
-    // What a piece of a row has of others is read with it, but nothing behind the tensor.
-    const auto end_of_all = reinterpret_cast<uintptr_t>(x + int64_t(strips / per_row) * len * inner);
     const auto fetch = [&](int strip) {
         if (strip >= strips) return;
         const int first = first_of(strip), begin = first < 0 ? -first : 0, end = inner - first < COLUMNS ? inner - first : COLUMNS;
         const auto base = reinterpret_cast<uintptr_t>(x + place_of(strip, 0));
         const int all = (here < rows ? here : rows) * S::PIECES;
+        // What a piece of a row has of others is read with it, but nothing behind the tensor's last.
+        const int last = strip >= strips - per_row ? here - 1 : -1, in_row = inner - first < 2 * COLUMNS ? inner - first : 2 * COLUMNS;
         for (int i = threadIdx.x; i < all; i += S::THREADS) {
             const int row = i / S::PIECES, piece = i % S::PIECES;
             const auto at = base + int64_t(row) * inner * sizeof(T);
@@ -63,7 +60,7 @@ __device__ __forceinline__ void strip_odd_lines(const T* x, T* y, int len, int i
             if (left <= 0 || skipped + 16 <= begin * int(sizeof(T))) continue;
             const auto* from = reinterpret_cast<const T*>(at + skipped);
             auto* to = reinterpret_cast<T*>(strip_memory + i * 16);
-            if (at + skipped + 16 <= end_of_all) {
+            if (row != last || skipped + 16 <= in_row * int(sizeof(T))) {
                 copy_pack(to, from);
             } else {
                 for (int e = 0; e * int(sizeof(T)) < left; e++) to[e] = from[e];
@@ -110,49 +107,12 @@ __device__ __forceinline__ void strip_odd_lines(const T* x, T* y, int len, int i
 
         // The maximum of a column in this warp, and the sum relative to it.
         R max[SIZE];
-#pragma unroll
-        for (int u = 0; u < UNITS; u++) {
-            Unit<T> greatest = held[u];
-#pragma unroll
-            for (int k = 1; k < ROWS; k++) greatest = greater(greatest, held[k * UNITS + u]);
-#pragma unroll
-            for (int i = 0; i < PER_UNIT; i++) {
-                const int c = u * PER_UNIT + i;
-                max[c] = Element<T>::of_unit(greatest, i);
-                const R reference = part_reference(max[c]);
-                R sums[4] = {0, 0, 0, 0};
-#pragma unroll
-                for (int k = 0; k < ROWS; k++) {
-                    const R e = Element<T>::exponential(Element<T>::of_unit(held[k * UNITS + u], i) - reference);
-                    if constexpr (KEEPS && Output<R>::OF_EXPONENTIAL) held[k * UNITS + u] = e;
-                    sums[k % 4] += e;
-                }
-                of_warp[warp * COLUMNS + column[c]] = {max[c], pairwise_sum(sums) * unscale<T>()};
-            }
-        }
+        sum_columns<T, Output<R>, 32, UNITS, ROWS>(held, max, [&](int c, R max, R sum) {
+            of_warp[warp * COLUMNS + column[c]] = {max, sum * unscale<T>()};
+        });
         __syncthreads();
 
-        // Each block merges its warps' parts and sends them to all; a column's are merged by several threads, for a block each.
-        const Normalizer<R>* parts = of_warp;
-        int count = WARPS;
-        if (blocks > 1) {
-            auto* of_block = of_blocks + (turn & 1) * blocks * COLUMNS;
-            auto& arrived = exchanged[turn & 1];
-            if (threadIdx.x == 0) arrived.expect(blocks * COLUMNS * sizeof(Normalizer<R>));
-            constexpr int ALIKE = S::THREADS / COLUMNS;
-            const int c = threadIdx.x % COLUMNS;
-            const auto part = merge_column(of_warp + c, WARPS, COLUMNS);
-            for (int block = threadIdx.x / COLUMNS; block < blocks; block += ALIKE) {
-                send(block, of_block + rank * COLUMNS + c, part, arrived);
-            }
-            arrived.wait(turn / 2 & 1);
-            parts = of_block;
-            count = blocks;
-        }
-        if (threadIdx.x < COLUMNS) {
-            const auto line = merge_column(parts + threadIdx.x, count, COLUMNS);
-            of_line[threadIdx.x] = {line.max, Output<R>::term(line)};
-        }
+        merge_strip<Output<R>, S::THREADS, COLUMNS>(of_warp, of_blocks, of_line, exchanged, blocks, rank, turn);
         __syncthreads();
 
         // What is to be computed again must not be kept from the first time.

@@ -3,11 +3,8 @@
 // once, so the ceiling is a copy; what keeps the memory busy is that the next strip comes into shared memory while this one
 // is in registers.
 #pragma once
-#include "bulk.cuh"
-#include "exchange.cuh"
-#include "pack.cuh"
-#include "schedule.cuh"
 #include "start.cuh"
+#include "strip.cuh"
 
 constexpr int STRIP_THREADS = 256;
 
@@ -93,57 +90,14 @@ __device__ __forceinline__ void strip_lines(const TensorMap& x, T* y, int len, i
 
         // The maximum of a column in this warp, and the sum relative to it.
         R max[SIZE], sum[SIZE];
-#pragma unroll
-        for (int u = 0; u < UNITS; u++) {
-            Unit<T> greatest = held[u];
-#pragma unroll
-            for (int k = 1; k < ROWS; k++) greatest = greater(greatest, held[k * UNITS + u]);
-            if (ACROSS < 32) greatest = greater(greatest, __shfl_xor_sync(~0u, greatest, 16));
-#pragma unroll
-            for (int i = 0; i < PER_UNIT; i++) {
-                const int c = u * PER_UNIT + i;
-                max[c] = Element<T>::of_unit(greatest, i);
-                const R reference = part_reference(max[c]);
-                R sums[4] = {0, 0, 0, 0};
-#pragma unroll
-                for (int k = 0; k < ROWS; k++) {
-                    const R e = Element<T>::exponential(Element<T>::of_unit(held[k * UNITS + u], i) - reference);
-                    if constexpr (KEEPS && Output<R>::OF_EXPONENTIAL) held[k * UNITS + u] = e;
-                    sums[k % 4] += e;
-                }
-                sum[c] = pairwise_sum(sums);
-                if (ACROSS < 32) sum[c] += __shfl_xor_sync(~0u, sum[c], 16);
-            }
-        }
+        sum_columns<T, Output<R>, ACROSS, UNITS, ROWS>(held, max, [&](int c, R, R of_column) { sum[c] = of_column; });
         if (threadIdx.x % 32 < ACROSS) {
 #pragma unroll
             for (int c = 0; c < SIZE; c++) of_warp[warp * COLUMNS + column * SIZE + c] = {max[c], sum[c] * unscale<T>()};
         }
         __syncthreads();
 
-        // Each block merges its warps' parts and sends them to all; a column's are merged by several threads, for a block each.
-        const Normalizer<R>* parts = of_warp;
-        int count = WARPS;
-        if (blocks > 1) {
-            auto* of_block = of_blocks + (turn & 1) * blocks * COLUMNS;
-            auto& arrived = exchanged[turn & 1];
-            if (threadIdx.x == 0) arrived.expect(blocks * COLUMNS * sizeof(Normalizer<R>));
-            constexpr int ALIKE = STRIP_THREADS / COLUMNS;
-            const int c = threadIdx.x % COLUMNS;
-            if (threadIdx.x < ALIKE * COLUMNS) {
-                const auto part = merge_column(of_warp + c, WARPS, COLUMNS);
-                for (int block = threadIdx.x / COLUMNS; block < blocks; block += ALIKE) {
-                    send(block, of_block + rank * COLUMNS + c, part, arrived);
-                }
-            }
-            arrived.wait(turn / 2 & 1);
-            parts = of_block;
-            count = blocks;
-        }
-        for (int c = threadIdx.x; c < COLUMNS; c += STRIP_THREADS) {
-            const auto line = merge_column(parts + c, count, COLUMNS);
-            of_line[c] = {line.max, Output<R>::term(line)};
-        }
+        merge_strip<Output<R>, STRIP_THREADS, COLUMNS>(of_warp, of_blocks, of_line, exchanged, blocks, rank, turn);
         __syncthreads();
 
         // What is to be computed again must not be kept from the first time.
