@@ -1,24 +1,40 @@
 // The gradient of the input from the result y and its gradient g: y * (g - sum of g * y), or for log-softmax
 // g - exp(y) * sum of g. Both lines are in registers, so that they are read once: 3/2x the bytes of a copy, which is the
-// floor. Lines are whole packs of 16 bytes.
+// floor. All three tensors begin at multiples of 16 bytes.
 #pragma once
 #include "exchange.cuh"
 #include "pack.cuh"
 #include "schedule.cuh"
 
 // COUNT elements of each for a thread: packs first, first + step, ... STEP is the step where it is known beforehand, or 0.
-template <typename T, int COUNT, int STEP>
+// WHOLE: lines are whole packs. Otherwise what is before their first sector of memory, and behind their last pack, is an element each for threads of
+// the first warp.
+template <typename T, int COUNT, int STEP, bool WHOLE>
 struct RegisterGradient {
     using R = Real<T>;
-    static constexpr int PER_UNIT = Element<T>::PER_UNIT, SIZE = 16 / sizeof(T), PACKS = COUNT / SIZE;
+    static constexpr int PER_UNIT = Element<T>::PER_UNIT, SIZE = 16 / sizeof(T), PACKS = COUNT / SIZE, SECTOR = 32 / sizeof(T);
     using P = Pack<T, SIZE>;
 
     P y[PACKS], g[PACKS];
     int64_t start;
-    int left, step;  // elements of the line from `start` on; packs
+    int left, step;  // elements of the packs from `start` on; packs
+    int64_t edge;    // the element that this thread has beside packs, or -1
+    R edge_y = 0, edge_g = 0;
 
-    __device__ __forceinline__ RegisterGradient(int64_t line, int len, int first, int step)
-        : start(line * len + first * SIZE), left(len - first * SIZE), step(step) {}
+    __device__ __forceinline__ RegisterGradient(const T* y, int64_t line, int len, int thread, int first, int step)
+        : start(line * len), left(len), step(step), edge(-1) {
+        if constexpr (!WHOLE) {
+            const int before = -static_cast<int>(reinterpret_cast<uintptr_t>(y + start) / sizeof(T)) & (SECTOR - 1);
+            const int head = before < len ? before : len, tail = (len - head) % SIZE;
+            // Up to 15 and 7 of half precision
+            if (thread < head) edge = start + thread;
+            if (thread >= 16 && thread < 16 + tail) edge = start + len - tail + thread - 16;
+            start += head;
+            left -= head + tail;
+        }
+        start += first * SIZE;
+        left -= first * SIZE;
+    }
 
     __device__ __forceinline__ int place(int k) const { return k * (STEP ? STEP : step) * SIZE; }
 
@@ -34,6 +50,10 @@ struct RegisterGradient {
         };
         load(from_y + start, y);
         load(from_g + start, g);
+        if (!WHOLE && edge >= 0) {
+            edge_y = Element<T>::read(from_y[edge]);
+            edge_g = Element<T>::read(from_g[edge]);
+        }
     }
 
     static __device__ __forceinline__ R element(const P& pack, int i) {
@@ -44,6 +64,7 @@ struct RegisterGradient {
     __device__ __forceinline__ R sum(bool log) const {
         constexpr int SUMS = 4;
         R sums[SUMS] = {};
+        if constexpr (!WHOLE) sums[0] = log ? edge_g : edge_g * edge_y;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             const R own = element(g[i / SIZE], i % SIZE);
@@ -58,6 +79,7 @@ struct RegisterGradient {
             const auto pack = pack_of<T, SIZE>([&](int i) { return gradient_of<T>(element(y[k], i), element(g[k], i), sum, log); });
             if (place(k) < left) ::store(reinterpret_cast<P*>(to + start + place(k)), pack);
         }
+        if (!WHOLE && edge >= 0) to[edge] = Element<T>::write(gradient_of<T>(edge_y, edge_g, sum, log));
     }
 };
 
@@ -66,16 +88,17 @@ __device__ __forceinline__ void backward_warp_lines(const T* y, const T* g, T* d
     using R = Real<T>;
     const WarpGroup<R> group{shift};
     const int64_t line = group.line();
-    RegisterGradient<T, COUNT, 0> held(line, line < lines ? int(len) : 0, group.rank(), group.size());
+    RegisterGradient<T, COUNT, 0, true> held(y, line, line < lines ? int(len) : 0, group.rank(), group.rank(), group.size());
     held.load(y, g);
     held.store(dx, group.reduce(held.sum(log), [](R a, R b) { return a + b; }), log);
 }
 
-template <typename T, int COUNT, typename Exchange>
+template <typename T, int COUNT, bool WHOLE, typename Exchange>
 __device__ __forceinline__ void backward_block_lines(const T* y, const T* g, T* dx, int64_t len, bool log, Exchange exchange) {
     using R = Real<T>;
-    using Line = RegisterGradient<T, COUNT, 32>;
-    Line held(exchange.line(), int(len), exchange.warp() * Line::PACKS * 32 + threadIdx.x % 32, 32);
+    using Line = RegisterGradient<T, COUNT, 32, WHOLE>;
+    const int warp = exchange.warp(), lane = threadIdx.x % 32;
+    Line held(y, exchange.line(), int(len), warp * 32 + lane, warp * Line::PACKS * 32 + lane, 32);
     held.load(y, g);
     const R part = warp_group_reduce(held.sum(log), 32, [](R a, R b) { return a + b; });
     // Sums relative to the same maximum
@@ -88,17 +111,21 @@ __device__ __forceinline__ void backward_block_lines(const T* y, const T* g, T* 
         const T* y, const T* g, T* dx, int64_t lines, int64_t len, int shift, int log) {                          \
         backward_warp_lines<T, COUNT>(y, g, dx, lines, len, shift, log);                                          \
     }
-#define BACKWARD_BLOCK_KERNEL(dtype, T, COUNT, BLOCKS)                                                            \
+#define BACKWARD_BLOCK_KERNEL(name, dtype, T, COUNT, WHOLE, BLOCKS)                                               \
     extern "C" __global__ void __launch_bounds__(512, BLOCKS)                                                     \
-        backward_block_##COUNT##_##dtype(const T* y, const T* g, T* dx, int64_t len, int log) {                  \
+        name##_##COUNT##_##dtype(const T* y, const T* g, T* dx, int64_t len, int log) {                          \
         __shared__ Normalizer<Real<T>> parts[MAX_WARPS];                                                          \
-        backward_block_lines<T, COUNT>(y, g, dx, len, log, BlockExchange<Real<T>>{parts});                        \
+        backward_block_lines<T, COUNT, WHOLE>(y, g, dx, len, log, BlockExchange<Real<T>>{parts});                 \
     }
-#define BACKWARD_CLUSTER_KERNEL(dtype, T, COUNT, BLOCKS)                                                          \
+#define BACKWARD_CLUSTER_KERNEL(name, dtype, T, COUNT, WHOLE, BLOCKS)                                             \
     extern "C" __global__ void __launch_bounds__(512, BLOCKS)                                                     \
-        backward_cluster_##COUNT##_##dtype(const T* y, const T* g, T* dx, int64_t len, int log) {                \
+        name##_##COUNT##_##dtype(const T* y, const T* g, T* dx, int64_t len, int log) {                          \
         __shared__ Normalizer<Real<T>> parts[MAX_CLUSTER * 512 / 32];                                             \
         __shared__ ArrivalBarrier arrived;                                                                        \
         ClusterExchange<Real<T>>::begin(arrived);                                                                 \
-        backward_block_lines<T, COUNT>(y, g, dx, len, log, ClusterExchange<Real<T>>{parts, arrived});             \
+        backward_block_lines<T, COUNT, WHOLE>(y, g, dx, len, log, ClusterExchange<Real<T>>{parts, arrived});      \
     }
+// Lines of whole packs, and any others
+#define BACKWARD_KERNELS(KERNEL, family, dtype, T, COUNT, BLOCKS) \
+    KERNEL(family, dtype, T, COUNT, true, BLOCKS)                 \
+    KERNEL(family##_any, dtype, T, COUNT, false, BLOCKS)

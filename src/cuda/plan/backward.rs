@@ -31,10 +31,9 @@ pub(crate) fn softmax_backward(lines: Lines, elements: Elements, device: DeviceF
         if !possible {
             return None;
         }
-        match (lines.len * size).is_multiple_of(PACK_BYTES) {
-            true => register_backward(lines, size, device),
-            false => tile_backward(lines, size),
-        }
+        let whole = (lines.len * size).is_multiple_of(PACK_BYTES);
+        let tile = || if whole { None } else { tile_backward(lines, size) };
+        tile().or_else(|| register_backward(lines, size, whole, device))
     };
     forced.or_else(held).or_else(side_by_side).unwrap_or_else(twice)
 }
@@ -74,17 +73,21 @@ fn tile_backward(lines: Lines, size: usize) -> Option<Plan> {
     Some(Plan { shared_bytes: 2 * plan.shared_bytes.next_multiple_of(128), ..plan })
 }
 
-/// Over 3/2 of a copy: 65536 x 1024 sixteen elements 0.96 / 0.96; 8192 x 4096 0.96 / 0.96; 1024 x 32768 two blocks of 32
-/// 0.99 / 1.00, bf16 four of 32 1.01; 4096 x 128256 f32 eight of 32 0.99, sixteen 1.07; bf16 four of 64 0.97, eight of 32 1.02.
-fn register_backward(lines: Lines, size: usize, device: DeviceFacts) -> Option<Plan> {
+/// Over 3/2 of a copy: 65536 x 1024 sixteen elements 0.96 / 0.96; 8192 x 4096 0.96 / 0.96. In clusters, H200, copies: 1024 x 32768 f32 two blocks of 512 threads
+/// 1.51, four of 256 1.47, bf16 1.48 and 1.46, two of 64 elements 1.47; 4096 x 50257 f32 four 1.56, eight 1.47, bf16 1.48 and 1.46; 512 x 65536 bf16 eight of 32
+/// elements 1.47, four of 64 1.48; 1500 x 128256 f32 eight 1.48, sixteen 1.49, log-softmax's 1.52 and 1.49.
+fn register_backward(lines: Lines, size: usize, whole: bool, device: DeviceFacts) -> Option<Plan> {
     let (of_warp, of_block, of_cluster): (usize, &[usize], &[(usize, usize)]) = match size {
         8 => (8, &[8], &[(WIDE_CLUSTER, 16)]),
         4 => (16, &[16], &[(WIDE_CLUSTER, 32)]),
-        _ => (16, &[16, 32], &[(2, 32), (WIDE_CLUSTER, 64)]),
+        _ => (16, &[16, 32], &[(8, 32), (WIDE_CLUSTER, 64)]),
     };
     if lines.len <= of_warp * WARP {
         // Two packs of each for a thread are better than four, and one where there are no more: 1048576 x 16 f32 48.5 and 61.5 us, 1048576 x 32 94 and 115,
         // 524288 x 64 95 and 97; 1048576 x 16 bf16 25.2 and 29.1, 1048576 x 32 48 and 49 (H200).
+        if !whole {
+            return None;
+        }
         let packs = lines.len * size / PACK_BYTES;
         let threads = packs.div_ceil(if packs == 2 { 1 } else { 2 }).min(WARP).max(lines.len.div_ceil(of_warp));
         let shift = threads.next_power_of_two().ilog2();
@@ -103,18 +106,19 @@ fn register_backward(lines: Lines, size: usize, device: DeviceFacts) -> Option<P
         .find(|&(i, &count)| threads(count) <= if i == last { MAX_REGISTER_BLOCK } else { MAX_REGISTER_BLOCK / 2 });
     if let Some((_, &count)) = block {
         return (lines.count() <= MAX_GRID)
-            .then(|| plan(Kernel::BackwardBlock { count }, lines.count(), threads(count)));
+            .then(|| plan(Kernel::BackwardBlock { count, whole }, lines.count(), threads(count)));
     }
     if device.compute_capability < 90 {
         return None;
     }
     let largest = largest_cluster(device);
-    of_cluster.iter().find_map(|&(most, count)| {
-        let blocks = cluster_blocks(lines, count * MAX_REGISTER_BLOCK);
+    let of_threads = |threads: usize| of_cluster.iter().map(move |&(most, count)| (most, count, threads));
+    [MAX_REGISTER_BLOCK / 2, MAX_REGISTER_BLOCK].into_iter().flat_map(of_threads).find_map(|(most, count, threads)| {
+        let blocks = cluster_blocks(lines, count * threads);
         (blocks <= most.min(largest) && lines.count() <= MAX_GRID / blocks).then(|| Plan {
             cluster: blocks as u32,
             ..plan(
-                Kernel::BackwardCluster { count },
+                Kernel::BackwardCluster { count, whole },
                 lines.count() * blocks,
                 lines.len.div_ceil(count * blocks).next_multiple_of(WARP),
             )

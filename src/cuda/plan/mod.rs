@@ -202,15 +202,17 @@ pub(crate) enum Kernel {
     BackwardTile {
         words: usize,
     },
-    /// … or both lines in registers, `count` elements of each to a thread; they are whole packs of 16 bytes.
+    /// … or both lines in registers, `count` elements of each to a thread. `whole`: they are whole packs of 16 bytes, as they are for a warp.
     BackwardWarp {
         count: usize,
     },
     BackwardBlock {
         count: usize,
+        whole: bool,
     },
     BackwardCluster {
         count: usize,
+        whole: bool,
     },
     /// With what models put around a softmax, or the gradients of that: the line in registers as above, …
     FusedWarp {

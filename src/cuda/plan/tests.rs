@@ -295,20 +295,23 @@ fn backward_plans_cover_the_lines() {
     };
     let kernel = |lines, whole, size, device| plan_of(lines, whole, size, device).kernel;
     assert_eq!(kernel(lines(9, 512, 1), true, 4, TURING), Kernel::BackwardWarp { count: 16 });
-    assert_eq!(kernel(lines(9, 4096, 1), true, 4, TURING), Kernel::BackwardBlock { count: 16 });
+    assert_eq!(kernel(lines(9, 4096, 1), true, 4, TURING), Kernel::BackwardBlock { count: 16, whole: true });
     assert_eq!(kernel(lines(9, 32_768, 1), true, 4, TURING), Kernel::BackwardGroup { pairs: false });
-    assert_eq!(kernel(lines(9, 32_768, 1), true, 4, HOPPER), Kernel::BackwardCluster { count: 32 });
-    assert_eq!(kernel(lines(9, 128_256, 1), true, 2, HOPPER), Kernel::BackwardCluster { count: 64 });
+    assert_eq!(kernel(lines(9, 32_768, 1), true, 4, HOPPER), Kernel::BackwardCluster { count: 32, whole: true });
+    assert_eq!(kernel(lines(9, 128_256, 1), true, 2, HOPPER), Kernel::BackwardCluster { count: 64, whole: true });
     assert_eq!(kernel(lines(9, 4096, 1), false, 2, HOPPER), Kernel::BackwardGroup { pairs: false });
     assert_eq!(kernel(lines(9, 77, 1), false, 2, HOPPER), Kernel::BackwardGroup { pairs: false });
     for device in [TURING, HOPPER] {
         assert_eq!(kernel(lines(9, 77, 1), true, 2, device), Kernel::BackwardTile { words: 17 });
         assert_eq!(kernel(lines(9, 77, 1), true, 4, device), Kernel::BackwardTile { words: 17 });
         assert_eq!(kernel(lines(9, 77, 1), true, 8, device), Kernel::BackwardGroup { pairs: false });
-        assert_eq!(kernel(lines(9, 577, 1), true, 4, device), Kernel::BackwardGroup { pairs: false });
+        assert_eq!(kernel(lines(9, 577, 1), true, 4, device), Kernel::BackwardBlock { count: 16, whole: false });
         assert_eq!(kernel(lines(9, 1025, 1), true, 2, device), Kernel::BackwardTile { words: 17 });
-        assert_eq!(kernel(lines(9, 1027, 1), true, 2, device), Kernel::BackwardGroup { pairs: false });
+        assert_eq!(kernel(lines(9, 1027, 1), true, 2, device), Kernel::BackwardBlock { count: 16, whole: false });
+        assert_eq!(kernel(lines(9, 1027, 1), false, 2, device), Kernel::BackwardGroup { pairs: false });
     }
+    assert_eq!(plan_of(lines(9, 50_257, 1), true, 4, HOPPER).cluster, 8);
+    assert_eq!(kernel(lines(9, 50_257, 1), true, 4, HOPPER), Kernel::BackwardCluster { count: 32, whole: false });
     let column = |columns, rows, whole| Kernel::BackwardColumn { columns, rows, whole };
     assert_eq!(kernel(lines(9, 4096, 4096), false, 2, HOPPER), column(2, 16, false));
     assert_eq!(kernel(lines(9, 4096, 4096), true, 2, HOPPER), column(2, 16, true));
@@ -361,10 +364,12 @@ fn backward_plans_cover_the_lines() {
                     assert!(count << plan.parameter >= len && plan.parameter <= 5, "{what}");
                     assert!(grid * (block >> plan.parameter) >= outer && block == 128, "{what}");
                 }
-                Kernel::BackwardBlock { count } => {
+                Kernel::BackwardBlock { count, whole } => {
+                    assert!(!whole || (len * size).is_multiple_of(PACK_BYTES), "{what}");
                     assert!(count * block >= len && block <= 512 && grid == outer, "{what}");
                 }
-                Kernel::BackwardCluster { count } => {
+                Kernel::BackwardCluster { count, whole } => {
+                    assert!(!whole || (len * size).is_multiple_of(PACK_BYTES), "{what}");
                     assert!(count * block * cluster >= len && block <= 512 && grid == outer * cluster, "{what}");
                     assert!(cluster > 1, "{what}");
                 }
