@@ -39,10 +39,24 @@ struct SortedGroups {
         for (int g = 1; g < GROUPS; g++) greatest = keys[g][0] > greatest ? keys[g][0] : greatest;
         return greatest;
     }
-    // By all lanes, of which one has it
-    __device__ __forceinline__ void remove(const Key& key) {
-#pragma unroll
-        for (auto& group : keys) {
+    // By all lanes, of which one has it, in this group
+    __device__ __forceinline__ void remove(const Key& key, int group) {
+        // By a jump: of eight groups, or their first elements, seven are left alone.
+        switch (group) {
+            case 0: remove_first<0>(key); break;
+            case 1: remove_first<1>(key); break;
+            case 2: remove_first<2>(key); break;
+            case 3: remove_first<3>(key); break;
+            case 4: remove_first<4>(key); break;
+            case 5: remove_first<5>(key); break;
+            case 6: remove_first<6>(key); break;
+            case 7: remove_first<7>(key); break;
+        }
+    }
+    template <int GROUP>
+    __device__ __forceinline__ void remove_first(const Key& key) {
+        if constexpr (GROUP < GROUPS) {
+            auto& group = keys[GROUP];
             const bool here = group[0] == key;
 #pragma unroll
             for (int i = 0; i < SIZE; i++) group[i] = here ? (i + 1 < SIZE ? group[i + 1] : Key{}) : group[i];
@@ -75,7 +89,7 @@ __device__ __forceinline__ void short_rows(const T* x, const TopK<T>& call, int6
 #pragma unroll 1
     for (int n = 0; n < k; n++) {
         const Key key = greatest_of<LANES>(left.greatest());
-        left.remove(key);
+        left.remove(key, GROUPS == 1 ? 0 : static_cast<int>(ShortKeys<T>::place(key)) / (LANES * SIZE));
         if (lane == 0) found[n] = key;
     }
     __syncwarp();
@@ -113,6 +127,8 @@ __device__ __forceinline__ void short_rows(const T* x, const TopK<T>& call, int6
         short_rows<LANES, GROUPS, 4>(x, TopK<T>{weights, places, sums, k, renormalise != 0}, lines, static_cast<int>(len));        \
     }
 #define KERNELS(dtype, T)           \
+    KERNEL(8, dtype, T, 2, 1)       \
+    KERNEL(16, dtype, T, 4, 1)      \
     KERNEL(32, dtype, T, 8, 1)      \
     KERNEL(64, dtype, T, 16, 1)     \
     KERNEL(128, dtype, T, 32, 1)    \
@@ -120,6 +136,8 @@ __device__ __forceinline__ void short_rows(const T* x, const TopK<T>& call, int6
 FOR_EACH_DTYPE(KERNELS)
 #undef KERNELS
 // Not of f64, for which the code would be twice as long as the rest.
-#define KERNELS(dtype, T) KERNEL(1024, dtype, T, 32, 8)
+#define KERNELS(dtype, T)           \
+    KERNEL(512, dtype, T, 32, 4)    \
+    KERNEL(1024, dtype, T, 32, 8)
 FOR_EACH_SINGLE_DTYPE(KERNELS)
 FOR_EACH_HALF_DTYPE(KERNELS)

@@ -370,7 +370,7 @@ mod tests {
             ]
         };
         kernels.extend(in_groups(false));
-        kernels.extend([32, 64, 128, 256].map(|most| Kernel::TopKShortRows { most }));
+        kernels.extend([8, 16, 32, 64, 128, 256].map(|most| Kernel::TopKShortRows { most }));
         for whole in [true, false] {
             kernels.extend([8, 16].map(|count| Kernel::Warp { count, whole }));
             kernels.extend([Kernel::SplitStates { whole }, Kernel::SplitApply { whole }]);
@@ -403,6 +403,7 @@ mod tests {
                     Kernel::FusedCluster { count: 16 },
                     Kernel::FusedCluster { count: 20 },
                     Kernel::FusedCluster { count: 32 },
+                    Kernel::TopKShortRows { most: 512 },
                     Kernel::TopKShortRows { most: 1024 },
                     Kernel::FewRows { columns: 4, rows: 4, whole },
                     Kernel::FewRows { columns: 4, rows: 8, whole },
@@ -473,6 +474,7 @@ mod tests {
                     Kernel::StatisticsThread { pairs: true, held: true },
                     Kernel::FusedCluster { count: 32 },
                     Kernel::FusedClusterScores,
+                    Kernel::TopKShortRows { most: 512 },
                     Kernel::TopKShortRows { most: 1024 },
                     Kernel::FewRows { columns: 8, rows: 4, whole },
                     Kernel::FewRows { columns: 8, rows: 8, whole },

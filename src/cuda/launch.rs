@@ -745,6 +745,7 @@ pub(super) fn top_k_backward<T: CudaElement>(
         .push(count as u64)
         .push(lines.len as u64)
         .push(k as u64)
+        .push(plan::top_k_backward_parts(lines) as u64)
         .push(plan.parameter as u64);
     let key = Key { kernel: plan.kernel, output: Output::Probability, dtype: T::NAME };
     // SAFETY: these are the parameters of the kernel, and the lengths are checked above; a place outside its line is of no part of it, and

@@ -24,7 +24,7 @@ pub(crate) use fused::{fused, fused_bias, FusedBiasPlan, WHOLE_BLOCK};
 use group::across_of;
 pub(crate) use softmax::{softmax, CHUNK_BYTES};
 pub(crate) use statistics::{
-    loss_backward, loss_of_lines, loss_of_parts, statistics, top_k, top_k_backward, MOST_TOP_K,
+    loss_backward, loss_of_lines, loss_of_parts, statistics, top_k, top_k_backward, top_k_backward_parts, MOST_TOP_K,
 };
 pub(crate) use sums::{sum, SumPlan};
 
@@ -454,7 +454,7 @@ pub(crate) struct Plan {
     pub shared_bytes: u32,
     /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], [`Kernel::Tile`],
     /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::FusedBiasWarp`], [`Kernel::FusedBiasTile`], [`Kernel::StatisticsWarp`], [`Kernel::StatisticsTile`],
-    /// [`Kernel::LossBackwardGroups`], [`Kernel::LossBackwardShortRows`]), of those
+    /// [`Kernel::LossBackwardGroups`], [`Kernel::LossBackwardShortRows`], [`Kernel::TopKBackward`]), of those
     /// side by side ([`Kernel::Column`], [`Kernel::BackwardColumn`], [`Kernel::FusedColumn`]), of those that share all lines side by side, [`NARROW_ALONE`] if a block does
     /// ([`Kernel::Narrow`], [`Kernel::BackwardNarrow`]), or of a group, and its lines side by side ([`Kernel::BackwardGroup`],
     /// [`Kernel::FusedGroup`], [`Kernel::FusedRows`], [`Kernel::StatisticsColumns`], [`Kernel::LossBackwardNarrowColumns`]); threads

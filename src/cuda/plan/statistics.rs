@@ -42,9 +42,12 @@ const PACKS_OF_GROUP: usize = THREADS * LOSS_PACKS;
 const LINES_OF_LOSS: usize = 8192;
 const PART_OF_LOSS: usize = 4096;
 const MOST_PARTS: usize = 128;
-/// Lines up to these lengths, f64 but the last, take so many lanes of a warp to find up to [`FEW_TOP_K`] places, as `kernels/top_k_short.cu` has
+/// Lines up to these lengths take so many lanes of a warp to find up to [`FEW_TOP_K`] places, as `kernels/top_k_short.cu` has
 /// them. On an H100, f32, us: 16384 x 8 by 8 lanes 3.3, by 16 5.0, 16384 x 64 by 16 7.7, by 32 10.6.
-const SHORT_TOP_K: [(usize, usize); 5] = [(32, 8), (64, 16), (128, WARP), (256, WARP), (1024, WARP)];
+const SHORT_TOP_K: [(usize, usize); 8] =
+    [(8, 2), (16, 4), (32, 8), (64, 16), (128, WARP), (256, WARP), (512, WARP), (1024, WARP)];
+/// Of f64
+const SHORT_TOP_K_F64: usize = 256;
 const FEW_TOP_K: usize = 64;
 /// The elements that a warp writes the gradient of, as `kernels/top_k_backward.cu` has them.
 const TOP_K_GRADIENT: usize = 1024;
@@ -164,9 +167,9 @@ pub(crate) fn loss_of_lines(kernel: Kernel, lines: usize) -> Plan {
 
 /// The kernel for the `k` greatest elements, up to [`MOST_TOP_K`], of contiguous lines of elements of `size` bytes.
 pub(crate) fn top_k(lines: Lines, k: usize, size: usize, device: DeviceFacts) -> Plan {
-    let of_dtype = SHORT_TOP_K.iter().take(SHORT_TOP_K.len() - usize::from(size == 8));
-    let short = of_dtype.filter(|_| k <= FEW_TOP_K).find(|&&(most, _)| lines.len <= most);
-    if let Some(&(most, lanes)) = short {
+    let few = k <= FEW_TOP_K && (size < 8 || lines.len <= SHORT_TOP_K_F64);
+    let short = SHORT_TOP_K.into_iter().find(|&(most, _)| few && lines.len <= most);
+    if let Some((most, lanes)) = short {
         let kernel = Kernel::TopKShortRows { most: most as u16 };
         return plan(kernel, lines.count().div_ceil(THREADS / lanes), THREADS);
     }
@@ -188,7 +191,14 @@ pub(crate) fn top_k(lines: Lines, k: usize, size: usize, device: DeviceFacts) ->
 
 /// The kernel for the gradient of the elements, given those of the weights of the greatest.
 pub(crate) fn top_k_backward(lines: Lines) -> Plan {
-    let parts = lines.len.div_ceil(TOP_K_GRADIENT);
-    let plan = plan(Kernel::TopKBackward, (lines.count() * parts).div_ceil(THREADS / WARP), THREADS);
-    Plan { parameter: parts as i32, ..plan }
+    // By whole warps and so, H200, us: 1048576 x 8 f32 278 and 23, 1000000 x 21 268 and 81, 262144 x 64 74 and 41, bf16 283 and 22, 272 and 64, 75 and 34;
+    // but 65536 x 257 f32 27, by 16 threads 34.
+    let threads = if lines.len > 256 { WARP } else { lines.len.div_ceil(4).next_power_of_two().min(WARP / 2) };
+    let grid = (lines.count() * top_k_backward_parts(lines)).div_ceil(THREADS / threads);
+    Plan { parameter: threads.ilog2() as i32, ..plan(Kernel::TopKBackward, grid, THREADS) }
+}
+
+/// How many groups of threads take a line.
+pub(crate) fn top_k_backward_parts(lines: Lines) -> usize {
+    lines.len.div_ceil(TOP_K_GRADIENT)
 }

@@ -876,12 +876,12 @@ fn plans_beside_softmax_cover_the_lines() {
                         grid / chunks
                     }
                     Kernel::TopKBackward => {
-                        let parts = plan.parameter as usize;
-                        assert!(parts * 1024 >= len, "{what}");
-                        grid * (block / WARP) / parts
+                        let parts = top_k_backward_parts(lines);
+                        assert!(parts * 1024 >= len && (parts == 1 || group == WARP), "{what}");
+                        grid * (block / group) / parts
                     }
                     Kernel::TopKShortRows { most } => {
-                        assert!(len <= usize::from(most) && (most < 1024 || elements.size < 8), "{what}");
+                        assert!(len <= usize::from(most) && (most <= 256 || elements.size < 8), "{what}");
                         grid * block / (usize::from(most) / 4).min(WARP)
                     }
                     Kernel::TopKRows => {
@@ -993,6 +993,8 @@ fn long_lines_are_shared_by_a_block_and_few_by_a_large_one() {
     assert_eq!(backward(1 << 20, 16, F32), (Kernel::LossBackwardGroups, 1));
     assert_eq!(backward(1 << 20, 10, BF16), (Kernel::LossBackwardShortRows, 2));
     assert_eq!(top_k(lines(4096, 64, 1), 8, 4, HOPPER).kernel, Kernel::TopKShortRows { most: 64 });
+    assert_eq!(top_k(lines(4096, 384, 1), 8, 2, HOPPER).kernel, Kernel::TopKShortRows { most: 512 });
+    assert_eq!(top_k(lines(4096, 513, 1), 8, 4, HOPPER).kernel, Kernel::TopKShortRows { most: 1024 });
     assert_eq!(top_k(lines(4096, 1000, 1), 1000, 4, HOPPER).kernel, Kernel::TopKRows);
     assert_eq!(top_k(lines(4096, 257, 1), 8, 8, HOPPER).kernel, Kernel::TopKRows);
     assert_eq!(top_k(lines(8, 128_256, 1), 50, 4, HOPPER).cluster, 16);
