@@ -4,12 +4,12 @@
 #include "schedule.cuh"
 
 // Shared memory: (warps + blocks + 1) x columns sums.
-template <typename T, int SIZE, int LOADS, int ROWS>
+template <typename T, int SIZE, bool WHOLE, int ROWS>
 __device__ __forceinline__ void column_gradients(const T* y, const T* g, T* dx, int64_t len, int64_t inner, int shift, bool log) {
     using R = Real<T>;
     extern __shared__ uint4 shared[];
     __shared__ ArrivalBarrier arrived;
-    const ColumnShare<T, SIZE, LOADS, ROWS> own(len, inner, shift, arrived, sizeof(R));
+    const ColumnShare<T, SIZE, WHOLE, ROWS> own(len, inner, shift, arrived, sizeof(R));
     Pack<T, SIZE> held[2][ROWS];
     const Unit<T> zero{};
     wait_for_kernel_before();
@@ -35,21 +35,21 @@ __device__ __forceinline__ void column_gradients(const T* y, const T* g, T* dx, 
 }
 
 // Named kernels: NAME_SIZExROWS_dtype. BLOCKS: that a multiprocessor shall hold of COLUMN_THREADS threads each, which bounds the registers.
-#define KERNEL(name, dtype, T, SIZE, LOADS, ROWS, BLOCKS)                                                                 \
+#define KERNEL(name, dtype, T, SIZE, WHOLE, ROWS, BLOCKS)                                                                 \
     extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, BLOCKS)                                                  \
         name##_##SIZE##x##ROWS##_##dtype(const T* y, const T* g, T* dx, int64_t len, int64_t inner, int shift, int log) { \
-        column_gradients<T, SIZE, LOADS, ROWS>(y, g, dx, len, inner, shift, log);                                         \
+        column_gradients<T, SIZE, WHOLE, ROWS>(y, g, dx, len, inner, shift, log);                                         \
     }
 #define HALF(dtype, T)                            \
-    KERNEL(column_backward, dtype, T, 8, 8, 8, 2)  \
-    KERNEL(column_backward, dtype, T, 2, 2, 16, 4) \
-    KERNEL(column_backward, dtype, T, 4, 4, 24, 2) \
-    KERNEL(column_any_backward, dtype, T, 2, 1, 16, 4)
+    KERNEL(column_backward, dtype, T, 8, true, 8, 2)  \
+    KERNEL(column_backward, dtype, T, 2, true, 16, 4) \
+    KERNEL(column_backward, dtype, T, 4, true, 24, 2) \
+    KERNEL(column_any_backward, dtype, T, 2, false, 16, 4)
 #define SINGLE(dtype, T)                           \
-    KERNEL(column_backward, dtype, T, 4, 4, 8, 2)  \
-    KERNEL(column_backward, dtype, T, 1, 1, 16, 4) \
-    KERNEL(column_backward, dtype, T, 1, 1, 32, 3)
-#define DOUBLE(dtype, T) KERNEL(column_backward, dtype, T, 1, 1, 16, 2)
+    KERNEL(column_backward, dtype, T, 4, true, 8, 2)  \
+    KERNEL(column_backward, dtype, T, 1, true, 16, 4) \
+    KERNEL(column_backward, dtype, T, 1, true, 32, 3)
+#define DOUBLE(dtype, T) KERNEL(column_backward, dtype, T, 1, true, 16, 2)
 FOR_EACH_HALF_DTYPE(HALF)
 FOR_EACH_SINGLE_DTYPE(SINGLE)
 FOR_EACH_DOUBLE_DTYPE(DOUBLE)

@@ -2,39 +2,40 @@
 // column_softmax.cuh, threads side by side neighbouring packs, rows of threads rows of the strip. On Hopper a cluster of blocks shares a strip
 // whose lines are too long for one.
 #pragma once
+#include "columns.cuh"
 #include "exchange.cuh"
 #include "pack.cuh"
 #include "start.cuh"
 
 constexpr int COLUMN_THREADS = 256;
 
-// SIZE elements of a pack, LOADS of them read at once: fewer where rows are not whole packs, or a tensor does not begin at one; ROWS of each for a
-// thread.
-template <typename T, int SIZE, int LOADS, int ROWS>
+// SIZE elements of a pack, ROWS of each for a thread. WHOLE: rows are whole packs, and tensors begin at one.
+template <typename T, int SIZE, bool WHOLE, int ROWS>
 struct ColumnShare {
     using R = Real<T>;
     using P = Pack<T, SIZE>;
     static constexpr int PER_UNIT = Element<T>::PER_UNIT, FEW_ROWS = 4;
-    int across, column, down, blocks, rank, rows, step;  // packs side by side, this thread's, and rows of threads; rows of a line, and from one of this thread's to the next
-    int64_t inner, start, jump;                          // the first element, and from a row to the next
-    int first, mine;                                     // the first column, and rows from the thread's first on
+    using Columns = StripColumns<T, SIZE, WHOLE ? Rows::PACKS : Rows::ANY>;
+    int across, down, blocks, rank, rows, step;  // packs side by side, and rows of threads; rows of a line, and from one of this thread's to the next
+    unsigned strip, outer;                       // Strips are numbered through all of the outer dimension.
+    Columns of_strip;
+    int64_t start, jump;                         // the first element, and from a row to the next
+    int mine;                                    // rows from the thread's first on
     ArrivalBarrier* arrived;
 
     // 2^shift packs lie side by side, up to a warp, or more where a thread has whole lines. `bytes`: that each block is to send of each column.
     __device__ __forceinline__ ColumnShare(int64_t len, int64_t inner, int shift, ArrivalBarrier& arrived, int bytes)
-        : across(1 << shift), column(threadIdx.x & (across - 1)), down(blockDim.x >> shift), blocks(Cluster::blocks()), rank(Cluster::rank()),
-          rows(static_cast<int>(len)), step(blocks * down), inner(inner), jump(step * inner), arrived(&arrived) {
+        : across(1 << shift), down(blockDim.x >> shift), blocks(Cluster::blocks()), rank(Cluster::rank()), rows(static_cast<int>(len)),
+          step(blocks * down), strip(blockIdx.x / blocks), outer(strip / Columns::strips(inner, shift)),
+          of_strip(across, strip - outer * Columns::strips(inner, shift), inner), jump(step * inner), arrived(&arrived) {
 #if __CUDA_ARCH__ >= 900
         if (blocks > 1) ClusterExchange<R>::begin(arrived, blocks * columns() * bytes);
 #endif
-        const int strips = static_cast<int>(((inner + SIZE - 1) / SIZE + across - 1) >> shift);
-        const unsigned strip = blockIdx.x / blocks, outer = strip / strips;
         const int row = rank * down + (threadIdx.x >> shift);
-        first = (strip - outer * strips) * columns() + column * SIZE;
-        mine = first < inner ? rows - row : 0;
-        start = (outer * len + row) * inner + first;
+        mine = of_strip.has(0) ? rows - row : 0;
+        start = (outer * len + row) * inner + of_strip.first;
     }
-    __device__ __forceinline__ int columns() const { return across * SIZE; }
+    __device__ __forceinline__ int columns() const { return Columns::count(across); }
     // Whether other threads have parts of this one's lines.
     __device__ __forceinline__ bool shares() const { return down > 1 || blocks > 1; }
 
@@ -53,7 +54,7 @@ struct ColumnShare {
                 P& pack = packs[t][k];
 #pragma unroll
                 for (auto& unit : pack.units) unit = none[t];
-                load_columns<LOADS>(left > 0, first, inner, pack, tensors[t] + at);
+                of_strip.load_if(left > 0, pack, tensors[t] + at);
             }
             at += jump, left -= step;
         });
@@ -62,8 +63,6 @@ struct ColumnShare {
     // result(k, i) for element i of row k
     template <typename F>
     __device__ __forceinline__ void store(T* to, const F& result) const {
-        // Whether packs may be stored whole
-        const bool whole = LOADS == SIZE || (inner % SIZE == 0 && reinterpret_cast<uintptr_t>(to) % sizeof(P) == 0);
         int64_t next = jump;
         int left = mine, rows_on = step;
         // The places of rows are to be computed again, not to be kept since they were read.
@@ -71,13 +70,7 @@ struct ColumnShare {
         to += start;
         each([&](int k) {
             const auto pack = pack_of<T, SIZE>([&](int i) { return result(k, i); });
-            if (left > 0) {
-                if (whole) {
-                    ::store(reinterpret_cast<P*>(to), pack);
-                } else if constexpr (LOADS < SIZE) {
-                    store_columns(first, inner, to, pack);
-                }
-            }
+            if (left > 0) of_strip.store(PlainAccess{}, to, pack);
             to += next, left -= rows_on;
         });
     }
@@ -94,7 +87,7 @@ struct ColumnShare {
         // The first `across` lanes of each warp hold its columns.
         if (threadIdx.x % 32 < across) {
 #pragma unroll
-            for (int i = 0; i < SIZE; i++) of_warp[(threadIdx.x / 32) * columns() + column * SIZE + i] = own[i];
+            for (int i = 0; i < SIZE; i++) of_warp[(threadIdx.x / 32) * columns() + of_strip.place(i)] = own[i];
         }
         __syncthreads();
         int parts = warps;
@@ -114,7 +107,7 @@ struct ColumnShare {
         for (int c = threadIdx.x; c < columns(); c += blockDim.x) of_line[c] = merge_parts(of_warp + c, parts, columns());
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < SIZE; i++) own[i] = of_line[column * SIZE + i];
+        for (int i = 0; i < SIZE; i++) own[i] = of_line[of_strip.place(i)];
     }
 };
 

@@ -3,15 +3,15 @@
 // SIZE elements, rows of threads take rows of the strip, ROWS of them each. On Hopper a cluster of blocks shares a strip
 // whose lines are too long for one.
 #pragma once
+#include "columns.cuh"
 #include "exchange.cuh"
 #include "pack.cuh"
 #include "reduce.cuh"
 #include "schedule.cuh"
 #include "start.cuh"
 
-// 2^shift packs lie side by side, up to a warp. LOADS: elements read at once; fewer than SIZE where rows are not whole packs or
-// the input starts elsewhere in a pack than the output. Shared memory: (warps + blocks + 1) x columns states.
-template <typename T, template <typename> class Output, int SIZE, int LOADS, int ROWS>
+// 2^shift packs lie side by side, up to a warp. Shared memory: (warps + blocks + 1) x columns states.
+template <typename T, template <typename> class Output, int SIZE, Rows OF, int ROWS>
 __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int64_t inner, int shift) {
     using R = Real<T>;
     extern __shared__ uint4 shared[];
@@ -22,18 +22,19 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     __shared__ ArrivalBarrier arrived;
     if (blocks > 1) ClusterExchange<R>::begin(arrived, (blocks * SIZE << shift) * sizeof(Normalizer<R>));
 #endif
-    const int across = 1 << shift, column = threadIdx.x & (across - 1), columns = across * SIZE;
+    using Columns = StripColumns<T, SIZE, OF>;
+    const int across = 1 << shift, columns = Columns::count(across);
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int down = blockDim.x >> shift;
     auto* of_warp = reinterpret_cast<Normalizer<R>*>(shared);
     auto* of_block = of_warp + warps * columns;
     auto* of_line = of_block + blocks * columns;
-    const int strips = static_cast<int>(((inner + SIZE - 1) / SIZE + across - 1) >> shift);
+    const int strips = Columns::strips(inner, shift);
     const unsigned strip = blockIdx.x / blocks, outer = strip / strips;
-    const int first = (strip - outer * strips) * columns + column * SIZE;  // the thread's first column
+    const Columns own(across, strip - outer * strips, inner);
     const int row = rank * down + (threadIdx.x >> shift);
-    const int mine = first < inner ? int(len) - row : 0;  // rows from here on
-    const int64_t start = (outer * len + row) * inner + first;
+    const int mine = own.has(0) ? int(len) - row : 0;  // rows from here on
+    const int64_t start = (outer * len + row) * inner + own.first;
     int step = blocks * down;
     int64_t jump = step * inner;
 
@@ -49,7 +50,7 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
 #pragma unroll
     for (int k = 0; k < ROWS; k++, x += jump, left -= step) {
         auto pack = no_pack<T, SIZE>();
-        load_columns<LOADS>(left > 0, first, inner, pack, x);
+        own.load_if(left > 0, pack, x);
 #pragma unroll
         for (int i = 0; i < UNITS; i++) held[k * UNITS + i] = pack.units[i];
     }
@@ -79,7 +80,7 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     // The first `across` lanes of each warp hold its columns; then a thread merges a column.
     if (lane < across) {
 #pragma unroll
-        for (int i = 0; i < SIZE; i++) of_warp[warp * columns + column * SIZE + i] = {max[i], sum[i] * unscale<T>()};
+        for (int i = 0; i < SIZE; i++) of_warp[warp * columns + own.place(i)] = {max[i], sum[i] * unscale<T>()};
     }
     __syncthreads();
 #if __CUDA_ARCH__ >= 900
@@ -110,11 +111,9 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     Output<R> output[SIZE];
 #pragma unroll
     for (int c = 0; c < SIZE; c++) {
-        output[c] = Output<R>::of_term(max[c], of_line[column * SIZE + c], unscale<T>());
+        output[c] = Output<R>::of_term(max[c], of_line[own.place(c)], unscale<T>());
         max[c] = part_reference(max[c]);
     }
-    // Whether packs may be stored whole
-    const bool whole = LOADS == SIZE || (inner % SIZE == 0 && reinterpret_cast<uintptr_t>(y) % (SIZE * sizeof(T)) == 0);
     y += start;
     left = mine;
 #pragma unroll
@@ -122,19 +121,13 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
         Pack<T, SIZE> pack;
         if constexpr (KEEPS) pack = column_results<T, SIZE>(kept + k * SIZE, max, output);
         else pack = column_results<T, SIZE>(held + k * UNITS, max, output);
-        if (left > 0) {
-            if (whole) {
-                store_streaming(reinterpret_cast<Pack<T, SIZE>*>(y), pack);
-            } else if constexpr (LOADS < SIZE) {
-                store_columns(first, inner, y, pack);
-            }
-        }
+        if (left > 0) own.store(StreamingAccess{}, y, pack);
     }
 }
 
 // Named kernels: NAME_SIZExROWS_dtype. BLOCKS: that a multiprocessor shall hold of THREADS threads each, which bounds the registers.
-#define COLUMN_KERNEL(name, dtype, T, Output, SIZE, LOADS, ROWS, THREADS, BLOCKS) \
+#define COLUMN_KERNEL(name, dtype, T, Output, SIZE, OF, ROWS, THREADS, BLOCKS) \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                 \
         name##_##SIZE##x##ROWS##_##dtype(const T* x, T* y, int64_t len, int64_t inner, int shift) { \
-        column_lines<T, Output, SIZE, LOADS, ROWS>(x, y, len, inner, shift);      \
+        column_lines<T, Output, SIZE, Rows::OF, ROWS>(x, y, len, inner, shift);      \
     }

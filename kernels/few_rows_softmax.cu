@@ -28,7 +28,7 @@ __device__ __forceinline__ void few_rows_lines(const T* x, T* y, int len, int64_
     each_row([&](int row) {
         rows[row] = no_pack<T, SIZE>();
         if constexpr (LOADS == SIZE) load_if(row < len, rows[row], x);
-        else load_each_if<APART>(row < len && has_first, row < len && has_second, rows[row].units[0], x);
+        else load_each_if(row < len && has_first, row < len && has_second, rows[row].units[0], x, x + APART);
         x += inner;
     });
 #pragma unroll

@@ -30,10 +30,10 @@ __device__ __forceinline__ void send(unsigned block, Weighted<R>* to, Weighted<R
 #endif
 
 // The scores that a thread has of SIZE columns, as logits.
-template <typename T, int SIZE, int LOADS, int ROWS>
+template <typename T, int SIZE, bool WHOLE, int ROWS>
 struct ColumnLogits {
     using R = Real<T>;
-    using Share = ColumnShare<T, SIZE, LOADS, ROWS>;
+    using Share = ColumnShare<T, SIZE, WHOLE, ROWS>;
     Pack<T, SIZE> scores[ROWS];
     R scale;
 
@@ -59,14 +59,14 @@ struct ColumnLogits {
 };
 
 // A copy of the scores. Shared memory: (warps + blocks + 1) x columns states.
-template <typename T, int SIZE, int LOADS, int ROWS>
+template <typename T, int SIZE, bool WHOLE, int ROWS>
 __device__ __forceinline__ void fused_columns(const Fused<Real<T>>& call, int shift) {
     using R = Real<T>;
     extern __shared__ uint4 shared[];
     __shared__ ArrivalBarrier arrived;
-    const ColumnShare<T, SIZE, LOADS, ROWS> own(call.len, call.inner, shift, arrived, sizeof(Normalizer<R>));
+    const ColumnShare<T, SIZE, WHOLE, ROWS> own(call.len, call.inner, shift, arrived, sizeof(Normalizer<R>));
     Pack<T, SIZE> held[1][ROWS];
-    ColumnLogits<T, SIZE, LOADS, ROWS> logit;
+    ColumnLogits<T, SIZE, WHOLE, ROWS> logit;
     logit.scale = call.scale;
     wait_for_kernel_before();
     own.load({static_cast<const T*>(call.scores)}, {no_elements<T>()}, held);
@@ -105,14 +105,14 @@ __device__ __forceinline__ void fused_columns(const Fused<Real<T>>& call, int sh
 
 // The scores' gradient from them again, and the gradient of the result: 3/2x the bytes of a copy. What is -inf takes no part, and has the gradient 0
 // whatever arrives there. Shared memory as above, of states with a dot.
-template <typename T, int SIZE, int LOADS, int ROWS>
+template <typename T, int SIZE, bool WHOLE, int ROWS>
 __device__ __forceinline__ void fused_backward_columns(const Fused<Real<T>>& call, int shift) {
     using R = Real<T>;
     extern __shared__ uint4 shared[];
     __shared__ ArrivalBarrier arrived;
-    const ColumnShare<T, SIZE, LOADS, ROWS> own(call.len, call.inner, shift, arrived, 3 * sizeof(R));
+    const ColumnShare<T, SIZE, WHOLE, ROWS> own(call.len, call.inner, shift, arrived, 3 * sizeof(R));
     Pack<T, SIZE> held[2][ROWS];
-    ColumnLogits<T, SIZE, LOADS, ROWS> logit;
+    ColumnLogits<T, SIZE, WHOLE, ROWS> logit;
     logit.scale = call.scale;
     wait_for_kernel_before();
     own.load({static_cast<const T*>(call.scores), static_cast<const T*>(call.gradient)}, {no_elements<T>(), Unit<T>{}}, held);
@@ -163,8 +163,8 @@ __device__ __forceinline__ void fused_backward_columns(const Fused<Real<T>>& cal
 }
 
 // Named kernels: NAME_SIZExROWS_dtype, as column_backward.cu has them. BLOCKS: that a multiprocessor shall hold of COLUMN_THREADS threads each.
-#define FUSED_COLUMN(name, body, dtype, T, SIZE, LOADS, ROWS, BLOCKS)                         \
+#define FUSED_COLUMN(name, body, dtype, T, SIZE, WHOLE, ROWS, BLOCKS)                         \
     extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, BLOCKS)                      \
         name##_##SIZE##x##ROWS##_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) { \
-        body<T, SIZE, LOADS, ROWS>(call, shift);                                              \
+        body<T, SIZE, WHOLE, ROWS>(call, shift);                                              \
     }

@@ -50,34 +50,14 @@ __device__ __forceinline__ void load_if(bool wanted, Pack<T, SIZE>& pack, const 
     load_bits_if(wanted, reinterpret_cast<typename Bits<sizeof(pack)>::Type&>(pack), from);
 }
 
-// The two elements of a unit of half precision one by one, neighbours or so far APART, each where it is `wanted`; the others stay as they are.
-template <int APART = 1, typename T>
-__device__ __forceinline__ void load_each_if(bool first_wanted, bool second_wanted, Unit<T>& unit, const T* from) {
+// The two elements of a unit of half precision one by one, each where it is `wanted`; the others stay as they are.
+template <typename U, typename T>
+__device__ __forceinline__ void load_each_if(bool first_wanted, bool second_wanted, U& unit, const T* first, const T* second) {
     auto& bits = reinterpret_cast<uint32_t&>(unit);
     asm volatile("{\n.reg .pred p, q;\n.reg .b32 x, y;\nsetp.ne.u32 p, %2, 0;\nsetp.ne.u32 q, %3, 0;\nmov.b32 x, %0;\nshr.u32 y, %0, 16;\n"
-                 "@p ld.global.u16 x, [%1];\n@q ld.global.u16 y, [%1+%4];\nprmt.b32 %0, x, y, 0x5410;\n}"
-                 : "+r"(bits) : "l"(__cvta_generic_to_global(from)), "r"(uint32_t(first_wanted)), "r"(uint32_t(second_wanted)),
-                   "n"(APART * sizeof(T)) : "memory");
-}
-
-// A pack of neighbouring columns from column `first` on, of `inner`: by one access if LOADS is SIZE, and else as far as there are any.
-template <int LOADS, typename T, int SIZE>
-__device__ __forceinline__ void load_columns(bool wanted, int first, int64_t inner, Pack<T, SIZE>& pack, const T* from) {
-    if constexpr (LOADS == SIZE) {
-        load_if(wanted, pack, from);
-    } else {
-#pragma unroll
-        for (int u = 0; u < pack.UNITS; u++) load_each_if(wanted, wanted && first + u * 2 + 1 < inner, pack.units[u], from + u * 2);
-    }
-}
-// The same back, one by one
-template <typename T, int SIZE>
-__device__ __forceinline__ void store_columns(int first, int64_t inner, T* to, const Pack<T, SIZE>& pack) {
-#pragma unroll
-    for (int u = 0; u < pack.UNITS; u++) {
-        to[u * 2] = pack.units[u].x;
-        if (first + u * 2 + 1 < inner) to[u * 2 + 1] = pack.units[u].y;
-    }
+                 "@p ld.global.u16 x, [%1];\n@q ld.global.u16 y, [%4];\nprmt.b32 %0, x, y, 0x5410;\n}"
+                 : "+r"(bits) : "l"(__cvta_generic_to_global(first)), "r"(uint32_t(first_wanted)), "r"(uint32_t(second_wanted)),
+                   "l"(__cvta_generic_to_global(second)) : "memory");
 }
 
 template <typename T, int SIZE>

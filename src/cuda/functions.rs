@@ -3,7 +3,7 @@
 //! candle's own cache asks the driver for the function at every call and may load a module twice when threads race;
 //! this one finds a function with a read lock and a small hash, and holds no lock that others need while a module is loaded or a kernel launched.
 
-use super::plan::{DeviceFacts, Family, FusedLines, Held, Kernel, Plan, Strips};
+use super::plan::{DeviceFacts, Family, FusedLines, Held, Kernel, Plan, Rows, Strips};
 use super::registers::to_absolute;
 use crate::op::Output;
 use candle_core::cuda_backend::cudarc::driver::{sys, CudaContext, CudaFunction, CudaModule};
@@ -122,7 +122,14 @@ impl Key {
             Kernel::Run { len } => format!("run_{log}softmax_{len}"),
             Kernel::FewRows { columns, rows, whole } => format!("{}_{columns}x{rows}", packed("few_rows", whole)),
             Kernel::Narrow { whole } => packed("narrow", whole),
-            Kernel::Column { columns, rows, whole } => format!("{}_{columns}x{rows}", packed("column", whole)),
+            Kernel::Column { columns, rows, of } => {
+                let of_rows = match of {
+                    Rows::Packs => "",
+                    Rows::Words => "_words",
+                    Rows::Any => "_any",
+                };
+                format!("column{of_rows}_{log}softmax_{columns}x{rows}")
+            }
             Kernel::Strip(Strips::Narrow) => packed("strip", true),
             Kernel::Strip(Strips::Wide) => packed("strip_wide", true),
             Kernel::Strip(Strips::Any) => packed("strip", false),
@@ -411,9 +418,9 @@ mod tests {
                     Kernel::FewRows { columns: 1, rows: 8, whole: any },
                     Kernel::FewRows { columns: 1, rows: 16, whole: any },
                     Kernel::FewRows { columns: 1, rows: 32, whole: any },
-                    Kernel::Column { columns: 4, rows: 16, whole },
-                    Kernel::Column { columns: 1, rows: 16, whole: any },
-                    Kernel::Column { columns: 1, rows: 32, whole: any },
+                    Kernel::Column { columns: 4, rows: 16, of: Rows::Packs },
+                    Kernel::Column { columns: 1, rows: 16, of: Rows::Any },
+                    Kernel::Column { columns: 1, rows: 32, of: Rows::Any },
                     Kernel::BackwardColumn { columns: 4, rows: 8, whole },
                     Kernel::BackwardColumn { columns: 1, rows: 16, whole },
                     Kernel::BackwardColumn { columns: 1, rows: 32, whole },
@@ -453,8 +460,8 @@ mod tests {
                     Kernel::FewRows { columns: 2, rows: 8, whole },
                     Kernel::FewRows { columns: 1, rows: 4, whole: any },
                     Kernel::FewRows { columns: 1, rows: 8, whole: any },
-                    Kernel::Column { columns: 2, rows: 16, whole },
-                    Kernel::Column { columns: 1, rows: 16, whole: any },
+                    Kernel::Column { columns: 2, rows: 16, of: Rows::Packs },
+                    Kernel::Column { columns: 1, rows: 16, of: Rows::Any },
                     Kernel::BackwardColumn { columns: 1, rows: 16, whole },
                     Kernel::FusedColumn { backward: false, columns: 1, rows: 16, whole },
                     Kernel::FusedColumn { backward: true, columns: 1, rows: 16, whole },
@@ -494,10 +501,14 @@ mod tests {
                     Kernel::FusedBiasTile,
                     Kernel::FusedWarp { backward: true, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
-                    Kernel::Column { columns: 2, rows: 16, whole },
-                    Kernel::Column { columns: 4, rows: 16, whole },
-                    Kernel::Column { columns: 2, rows: 16, whole: any },
-                    Kernel::Column { columns: 2, rows: 32, whole: any },
+                    Kernel::Column { columns: 2, rows: 16, of: Rows::Packs },
+                    Kernel::Column { columns: 2, rows: 32, of: Rows::Packs },
+                    Kernel::Column { columns: 4, rows: 16, of: Rows::Packs },
+                    Kernel::Column { columns: 2, rows: 16, of: Rows::Any },
+                    Kernel::Column { columns: 2, rows: 32, of: Rows::Any },
+                    Kernel::Column { columns: 4, rows: 8, of: Rows::Any },
+                    Kernel::Column { columns: 2, rows: 16, of: Rows::Words },
+                    Kernel::Column { columns: 2, rows: 32, of: Rows::Words },
                     Kernel::BackwardColumn { columns: 8, rows: 8, whole },
                     Kernel::BackwardColumn { columns: 2, rows: 16, whole },
                     Kernel::BackwardColumn { columns: 4, rows: 24, whole },

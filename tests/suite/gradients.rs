@@ -208,17 +208,18 @@ fn lines_of_few_vectors() -> Result<()> {
     Ok(())
 }
 
-/// Lines of as many elements as one large block, two, and more would have.
+/// Lines of as many elements as one large block, two, and more would have, and some that are not whole packs, of which each begins elsewhere in one.
 #[test]
 fn lines_of_few_blocks() -> Result<()> {
     for device in devices() {
         for (dtype, lengths) in [
-            (DType::F64, [4096, 4104, 6144, 8192, 8200]),
-            (DType::F32, [8192, 8200, 12_288, 16_384, 16_392]),
-            (DType::BF16, [16_384, 16_392, 24_576, 32_768, 32_776]),
+            (DType::F64, [4096, 4104, 6144, 8192, 8200, 257, 1001, 4095, 4097, 8191]),
+            (DType::F32, [8192, 8200, 12_288, 16_384, 16_392, 513, 577, 8191, 8193, 50_257]),
+            (DType::F16, [16_384, 16_392, 24_576, 32_768, 32_776, 1027, 4097, 16_383, 16_385, 50_257]),
+            (DType::BF16, [16_384, 16_392, 24_576, 32_768, 32_776, 1030, 8195, 16_381, 65_537, 70_001]),
         ] {
             for len in lengths {
-                check_formula((3, len, 1), dtype, &device)?;
+                check_formula((if len % 8 == 0 { 3 } else { 9 }, len, 1), dtype, &device)?;
             }
         }
     }

@@ -60,7 +60,25 @@ pub fn check(xs: &Tensor, k: usize) -> Result<()> {
 fn against_a_sort() -> Result<()> {
     for device in devices() {
         for dtype in DTYPES {
-            for (lines, len) in [(5, 1), (33, 8), (7, 64), (3, 257), (2, 1000), (3, 1025), (2, 5000)] {
+            // About as many elements as parts of a warp, and warps, have room for
+            for (lines, len) in [
+                (5, 1),
+                (70, 7),
+                (133, 8),
+                (37, 13),
+                (65, 16),
+                (33, 30),
+                (7, 64),
+                (5, 100),
+                (3, 256),
+                (3, 257),
+                (3, 384),
+                (2, 512),
+                (2, 513),
+                (2, 1000),
+                (3, 1025),
+                (2, 5000),
+            ] {
                 // Whole numbers: many are equal.
                 for values in
                     [normal(lines * len, 3.0, 1), normal(lines * len, 3.0, 2).iter().map(|x| x.round()).collect()]
@@ -217,9 +235,19 @@ fn gradients() -> Result<()> {
 fn gradients_of_lines() -> Result<()> {
     for device in devices() {
         for dtype in DTYPES {
-            for (lines, len, k) in
-                [(33, 8, 2), (5, 100, 8), (7, 300, 64), (3, 1000, 40), (2, 3000, 1), (1, 70_000, 50), (2, 3000, 2500)]
-            {
+            for (lines, len, k) in [
+                (133, 8, 2),
+                (67, 3, 3),
+                (35, 21, 20),
+                (33, 60, 4),
+                (5, 100, 8),
+                (9, 256, 8),
+                (7, 300, 64),
+                (3, 1000, 40),
+                (2, 3000, 1),
+                (1, 70_000, 50),
+                (2, 3000, 2500),
+            ] {
                 let logits = tensor(&normal(lines * len, 2.0, 9), (len, lines), dtype, &device)?;
                 let xs = Var::from_tensor(&logits)?;
                 let g = tensor(&normal(lines * k, 1.0, 10), (lines, k), dtype, &device)?;

@@ -1,7 +1,7 @@
 //! Softmax along another dimension than the last: lines that lie side by side.
 
 use super::{
-    largest_cluster, plan, plan_across, DeviceFacts, Elements, Family, Kernel, Plan, Strips, MAX_GRID,
+    largest_cluster, plan, plan_across, DeviceFacts, Elements, Family, Kernel, Plan, Rows, Strips, MAX_GRID,
     MAX_REGISTER_LINE, PACK_BYTES, STRIP_WARPS, WARP, WIDE_CLUSTER,
 };
 use crate::lines::Lines;
@@ -47,6 +47,12 @@ const SHORT_PACKS: usize = 64;
 const FEW_ROWS: [usize; 4] = [4, 8, 16, 32];
 const FEW_PACKED_ROWS: usize = 8;
 const FEW_ROWS_BLOCK: usize = 128;
+/// Lines up to this length in rows of half precision that are no whole words, and fill strips of so many columns, are taken by these, four to a thread, on an H200,
+/// bf16: (8, 150, 16641) 35.6 us, two 37.6, (64, 80, 7225) 52 and 62, (256, 65, 1001) 27.6 and 33.5; but (16, 512, 1089) 18.7 and 17.2.
+const WIDE_ROWS: usize = 256;
+const WIDE_ROW_COLUMNS: usize = 128;
+/// Rows of half precision that are no whole words have strips of 64 columns from this on, however many blocks that takes.
+const WIDE_HALF_ROW: usize = 512;
 /// Threads of a strip, as `kernels/column_share.cuh` has it.
 const HELD_BLOCK: usize = 256;
 /// As `kernels/narrow.cuh` has it: units of a thread. As many as there is room for: (262144, 128, 2) bf16 with sixteen 1.02 copies,
@@ -193,51 +199,69 @@ pub(super) fn split_columns(lines: Lines, elements: Elements, device: DeviceFact
     })
 }
 
-/// Columns of a thread and rows, as `kernels/column_softmax.cu` and `column_any_softmax.cu` have them.
-fn column_tile(whole: bool, len: usize, elements: Elements) -> (usize, usize) {
-    match (whole, elements.size) {
-        (true, 8) => (2, 16),
-        (_, 2) if len <= SHORT_PACKS => (2, 16),
-        (true, _) => (4, 16),
-        (false, 8) => (1, 16),
-        (false, 2) => (2, 32),
-        (false, _) if len <= HALF_ROWS => (1, 16),
-        (false, _) => (1, 32),
+/// Columns of a thread and rows, as `kernels/column_softmax.cu` and `column_any_softmax.cu` have them, and what rows are.
+fn column_tile(lines: Lines, elements: Elements, largest_cluster: usize) -> (usize, usize, Rows) {
+    let packs_of = |alignment: usize, columns: usize| {
+        lines.inner.is_multiple_of(columns) && alignment.is_multiple_of(columns * elements.size)
+    };
+    let packs = |columns: usize| packs_of(elements.input_alignment.min(elements.output_alignment), columns);
+    let is_short = lines.len <= SHORT_PACKS;
+    let is_wide = lines.len <= WIDE_ROWS.min(WIDE_COLUMN_BLOCK / WARP * 8 * largest_cluster)
+        && fills_strips(lines.inner, WIDE_ROW_COLUMNS);
+    match elements.size {
+        8 if !is_short && packs(2) => (2, 16, Rows::Packs),
+        8 => (1, 16, Rows::Any),
+        2 if !is_short && packs(4) => (4, 16, Rows::Packs),
+        2 => match if is_short { 16 } else { 32 } {
+            rows if packs(2) => (2, rows, Rows::Packs),
+            rows if packs_of(elements.output_alignment, 2) => (2, rows, Rows::Words),
+            32 if is_wide => (4, 8, Rows::Any),
+            rows => (2, rows, Rows::Any),
+        },
+        // Single elements keep more blocks busy where lines are short: 1.26, packs 1.49 at (16, 64, 56, 56) dim 1 f32.
+        _ if !is_short && packs(4) => (4, 16, Rows::Packs),
+        _ if lines.len <= HALF_ROWS => (1, 16, Rows::Any),
+        _ => (1, 32, Rows::Any),
     }
 }
 
+/// Whether strips of so many columns leave less than an eighth of the last one idle.
+fn fills_strips(inner: usize, columns: usize) -> bool {
+    8 * inner >= 7 * inner.next_multiple_of(columns)
+}
+
 pub(super) fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
-    let (pack, _) = column_tile(true, lines.len, elements);
-    let bytes = pack * elements.size;
-    let packs = lines.inner.is_multiple_of(pack)
-        && elements.input_alignment.is_multiple_of(bytes)
-        && elements.output_alignment.is_multiple_of(bytes);
-    // Single elements keep more blocks busy where lines are short: 1.26, packs 1.49 at (16, 64, 56, 56) dim 1 f32.
-    let whole = packs && (lines.len > SHORT_PACKS || elements.size == 2);
-    let (columns, rows) = column_tile(whole, lines.len, elements);
-    let down = lines.len.div_ceil(rows);
     let largest = largest_cluster(device);
+    let (columns, rows, of) = column_tile(lines, elements, largest);
+    let (whole, apart) = (of == Rows::Packs, of == Rows::Any && elements.size == 2);
+    let down = lines.len.div_ceil(rows);
     // Threads side by side, and blocks of a cluster. Packs: (8, 4096, 4096) dim 1 f32 with eight and clusters of eight 1.26, four
     // and clusters of four 1.25; (64, 1000, 128) dim 1 bf16 in clusters of two 1.63, in one block 1.82; (16, 64, 56, 56) dim
     // 1 bf16 with sixteen 1.36, eight 1.43.
-    let short_halves = elements.size == 2 && lines.len <= SHORT_PACKS;
+    let half = elements.size == 2;
+    let short_halves = half && lines.len <= SHORT_PACKS;
     let (widest, one_block) = match (whole, short_halves) {
         (_, true) => (32, 128),
         (true, false) => (16, 64),
         (false, false) => (32, 64),
     };
+    let block = if apart && columns == 4 { WIDE_COLUMN_BLOCK } else { COLUMN_BLOCK };
     let (across, blocks) = if down * widest <= one_block {
         (widest, 1)
-    } else if largest == 1 && whole && elements.size == 2 && down * 8 <= WIDE_COLUMN_BLOCK {
+    } else if largest == 1 && whole && columns == 4 && half && down * 8 <= WIDE_COLUMN_BLOCK {
         (8, 1)
     } else {
-        let widths: &[usize] = match whole {
-            true => &[8, 4, 2, 1],
+        let widths: &[usize] = match of {
+            Rows::Packs if columns == 4 || !half => &[8, 4, 2, 1],
+            Rows::Any if columns == 4 => &[32],
+            // bf16, H200, us: (8, 4096, 4095) 32 and sixteen blocks 288, sixteen and eight 337, (16, 512, 1089) 17.2 and 19.0; but (64, 1000, 127) 32 and four
+            // 16.6, sixteen and two 16.1, (256, 1000, 49) 31.6 and 30.1, (384, 197, 197) 34.8 and 31.3
+            _ if apart && lines.inner >= WIDE_HALF_ROW => &[32, 16, 8],
             // (64, 1000, 128) bf16 at an offset, H200, us: 32 and four blocks 16.1, sixteen and two 13.3; (1, 1000, 513) 5.9 and 6.0
-            false if down * 32 <= COLUMN_BLOCK => &[32, 16, 8, 4, 2, 1],
-            false => &[16, 8, 4, 2, 1],
+            _ if !apart && down * 32 <= COLUMN_BLOCK => &[32, 16, 8, 4, 2, 1],
+            _ => &[16, 8, 4, 2, 1],
         };
-        let blocks = |across: usize| (down * across).div_ceil(COLUMN_BLOCK).next_power_of_two();
+        let blocks = |across: usize| (down * across).div_ceil(block).next_power_of_two();
         // No less than a sector of memory side by side
         let side_by_side = widths.iter().filter(|&&across| across * columns * elements.size >= 32);
         side_by_side.map(|&across| (across, blocks(across))).find(|&(_, blocks)| blocks <= largest)?
@@ -254,7 +278,7 @@ pub(super) fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> O
         cluster: blocks as u32,
         shared_bytes: (states * 2 * elements.size.max(4)) as u32,
         parameter: across.ilog2() as i32,
-        ..plan(Kernel::Column { columns, rows, whole }, strips * blocks, threads)
+        ..plan(Kernel::Column { columns, rows, of }, strips * blocks, threads)
     })
 }
 
@@ -371,10 +395,10 @@ pub(super) fn resident(lines: Lines, elements: Elements, device: DeviceFacts) ->
     })
 }
 
-/// How much of what the blocks of odd strips have room for is to be in use, in eighths, others and half precision; others are to be more than the L2 cache holds,
-/// too. Dim 1 f32, so and by `column`, copies: (8, 150, 16383) 1.30 and 1.57, (16, 2000, 513) 1.29 and 2.14, (64, 1000, 127) 1.78 and 2.12; but (256, 100, 1001) 1.79 and
-/// 1.38, (4, 3000, 333) 2.8 and 2.4, (200, 300, 99) 2.2 and 1.8; bf16 (8, 4096, 4095) 1.83 and 3.0, (1, 2000, 20001) 1.85 and 2.9, (16, 2000, 513) 2.7 and 3.0, but
-/// (384, 197, 197) 3.6 and 2.9.
+/// How much of what the blocks of odd strips have room for is to be in use, in eighths, others and half precision; both tensors are to be more than the L2 cache
+/// holds, too, and of half precision each of them. Dim 1 f32, so and by `column`, copies: (8, 150, 16383) 1.30 and 1.57, (16, 2000, 513) 1.29 and 2.14, (64, 1000, 127)
+/// 1.78 and 2.12; but (256, 100, 1001) 1.79 and 1.38, (4, 3000, 333) 2.8 and 2.4, (200, 300, 99) 2.2 and 1.8. H200, bf16, us: (8, 4096, 4095) 237 and 289, (1, 2000, 20001) 76
+/// and 86, (1, 4096, 4097) 41 and 42, but (16, 2000, 513) 43 and 38, (8, 1000, 2049) 42 and 36, (2, 1500, 3001) 25 and 23.
 const ODD_STRIP_USED: [usize; 2] = [4, 6];
 
 /// Strips that are fetched ahead.
@@ -400,7 +424,7 @@ pub(super) fn strip(lines: Lines, elements: Elements, device: DeviceFacts) -> Op
         let room = plan.cluster as usize * odd.most_rows(elements.size) * columns;
         let half = elements.size == 2;
         let fills = 8 * lines.len * lines.inner >= ODD_STRIP_USED[usize::from(half)] * room;
-        let is_large = half || 2 * lines.elem_count() * elements.size > device.l2_bytes;
+        let is_large = if half { 1 } else { 2 } * lines.elem_count() * elements.size > device.l2_bytes;
         return ((fills && is_large) || device.forced == Some(Family::Strip)).then_some(plan);
     }
     let (rounds, plan) = if elements.input_alignment.is_multiple_of(PACK_BYTES) {

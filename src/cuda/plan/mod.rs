@@ -165,11 +165,11 @@ pub(crate) enum Kernel {
     Narrow {
         whole: bool,
     },
-    /// Lines side by side in registers: to a thread, `rows` elements of each of `columns`. `whole`: rows are whole packs.
+    /// Lines side by side in registers: to a thread, `rows` elements of each of `columns`.
     Column {
         columns: usize,
         rows: usize,
-        whole: bool,
+        of: Rows,
     },
     /// The same on Hopper, for long ones: clusters go from strip to strip, and fetch the next one ahead.
     Strip(Strips),
@@ -293,6 +293,16 @@ pub(crate) enum Kernel {
         most: u16,
     },
     TopKBackward,
+}
+
+/// What rows of lines side by side are, as `kernels/columns.cuh` has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Rows {
+    /// Whole packs of as many elements as a thread has columns.
+    Packs,
+    /// Of half precision, whole words of two elements in the results alone.
+    Words,
+    Any,
 }
 
 /// Which strips of lines side by side a kernel is for, as `kernels/hopper/strip_*.cu` have them.

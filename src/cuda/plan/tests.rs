@@ -42,7 +42,10 @@ fn chosen_kernels() {
     let any_block = |count| Kernel::Block { count, whole: false };
     let block = |count| Kernel::Block { count, whole: true };
     let cluster = |count| Kernel::Cluster { count, whole: true };
-    let column = |columns, rows, whole| Kernel::Column { columns, rows, whole };
+    let column = |columns, rows, whole| {
+        let of = if whole { Rows::Packs } else { Rows::Any };
+        Kernel::Column { columns, rows, of }
+    };
     let resident = |held| Kernel::Resident { held };
     let few_rows = |columns, rows, whole| Kernel::FewRows { columns, rows, whole };
     let narrow_rows = |whole| Kernel::Narrow { whole };
@@ -223,7 +226,7 @@ fn an_offset_or_an_unaligned_output() {
         assert_eq!(plan.kernel, Kernel::Block { count: 16, whole: false });
         // A line that does not begin where a warp's accesses do may need room for one access more.
         assert_eq!(plan.block, if unaligned.output_alignment == 4 { 96 } else { 64 });
-        let column = Kernel::Column { columns: 1, rows: 16, whole: false };
+        let column = Kernel::Column { columns: 1, rows: 16, of: Rows::Any };
         assert_eq!(softmax(lines(9, 99, 64), None, unaligned, HOPPER).kernel, column);
     }
     let columns = lines(8, 4096, 4096);
@@ -234,7 +237,7 @@ fn an_offset_or_an_unaligned_output() {
     let output = Elements { output_alignment: 4, ..BF16 };
     assert_eq!(softmax(columns, None, output, HOPPER).kernel, Kernel::Strip(Strips::Odd));
     let in_place = softmax(columns, None, Elements { in_place: true, ..output }, HOPPER);
-    assert_eq!(in_place.kernel, Kernel::Column { columns: 2, rows: 32, whole: false });
+    assert_eq!(in_place.kernel, Kernel::Column { columns: 2, rows: 32, of: Rows::Packs });
 }
 
 #[test]
@@ -1137,7 +1140,7 @@ fn check(lines: Lines, elements: Elements, device: DeviceFacts, plan: Plan) {
             let states = (warps + 1) * across * size * 2 * elements.size.max(4);
             assert!(!alone || (states..=48 << 10).contains(&(plan.shared_bytes as usize)), "{what}");
         }
-        Kernel::Column { columns, rows, whole } => {
+        Kernel::Column { columns, rows, of } => {
             assert!(side_by_side <= WARP && block.is_multiple_of(side_by_side) && plan.cluster <= 16, "{what}");
             assert!(block / side_by_side * rows * plan.cluster as usize >= lines.len, "{what}");
             let most = match (elements.size, columns, rows) {
@@ -1147,7 +1150,10 @@ fn check(lines: Lines, elements: Elements, device: DeviceFacts, plan: Plan) {
             };
             assert!(block <= most, "{what}");
             assert!(grid / plan.cluster as usize * side_by_side * columns >= lines.inner * lines.outer, "{what}");
-            assert!(!whole || lines.inner.is_multiple_of(columns), "{what}");
+            let read = elements.input_alignment.is_multiple_of(columns * elements.size);
+            let written = lines.inner.is_multiple_of(columns)
+                && elements.output_alignment.is_multiple_of(columns * elements.size);
+            assert!(of == Rows::Any || (written && (read || of == Rows::Words)), "{what}");
             assert!(plan.shared_bytes < 48 << 10, "{what}");
         }
         Kernel::Strip(strips) => {
