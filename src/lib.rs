@@ -56,3 +56,8 @@ pub use online::OnlineSoftmax;
 pub use ops::{log_softmax, softmax, softmax_inplace, softmax_last_dim};
 pub use reduce::ReduceSoftmax;
 pub use safe::SafeSoftmax;
+
+/// The programs in README.md, which are tested as those in this documentation are.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
