@@ -40,12 +40,12 @@ __device__ __forceinline__ void column_gradients(const T* y, const T* g, T* dx, 
         name##_##SIZE##x##ROWS##_##dtype(const T* y, const T* g, T* dx, int64_t len, int64_t inner, int shift, int log) { \
         column_gradients<T, SIZE, WHOLE, ROWS>(y, g, dx, len, inner, shift, log);                                         \
     }
-#define HALF(dtype, T)                            \
+#define HALF(dtype, T)                                \
     KERNEL(column_backward, dtype, T, 8, true, 8, 2)  \
     KERNEL(column_backward, dtype, T, 2, true, 16, 4) \
     KERNEL(column_backward, dtype, T, 4, true, 24, 2) \
     KERNEL(column_any_backward, dtype, T, 2, false, 16, 4)
-#define SINGLE(dtype, T)                           \
+#define SINGLE(dtype, T)                              \
     KERNEL(column_backward, dtype, T, 4, true, 8, 2)  \
     KERNEL(column_backward, dtype, T, 1, true, 16, 4) \
     KERNEL(column_backward, dtype, T, 1, true, 32, 3)

@@ -2,7 +2,7 @@
 // and keep their exponentials, and as many in rows that are whole words of two.
 #include "column_softmax.cuh"
 
-#define HALF(dtype, T)                                      \
+#define HALF(dtype, T)                                          \
     BOTH(COLUMN_KERNEL, column, dtype, T, 2, PACKS, 16, 128, 6) \
     BOTH(COLUMN_KERNEL, column, dtype, T, 2, PACKS, 32, 256, 2) \
     BOTH(COLUMN_KERNEL, column, dtype, T, 4, PACKS, 16, 512, 2)

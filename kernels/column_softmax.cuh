@@ -126,8 +126,8 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
 }
 
 // Named kernels: NAME_SIZExROWS_dtype. BLOCKS: that a multiprocessor shall hold of THREADS threads each, which bounds the registers.
-#define COLUMN_KERNEL(name, dtype, T, Output, SIZE, OF, ROWS, THREADS, BLOCKS) \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                 \
+#define COLUMN_KERNEL(name, dtype, T, Output, SIZE, OF, ROWS, THREADS, BLOCKS)                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                   \
         name##_##SIZE##x##ROWS##_##dtype(const T* x, T* y, int64_t len, int64_t inner, int shift) { \
-        column_lines<T, Output, SIZE, Rows::OF, ROWS>(x, y, len, inner, shift);      \
+        column_lines<T, Output, SIZE, Rows::OF, ROWS>(x, y, len, inner, shift);                     \
     }

@@ -71,28 +71,28 @@ __device__ __forceinline__ void few_rows_lines(const T* x, T* y, int len, int64_
 }
 
 // Named kernels: NAME_SIZExROWS_dtype.
-#define KERNEL(name, dtype, T, Output, SIZE, LOADS, ROWS)                                                    \
-    extern "C" __global__ void __launch_bounds__(FEW_ROWS_THREADS) name##_##SIZE##x##ROWS##_##dtype(         \
-        const T* x, T* y, int len, int64_t inner, unsigned across, unsigned threads) {                       \
-        few_rows_lines<T, Output, SIZE, LOADS, ROWS>(x, y, len, inner, across, threads);                     \
+#define KERNEL(name, dtype, T, Output, SIZE, LOADS, ROWS)                                            \
+    extern "C" __global__ void __launch_bounds__(FEW_ROWS_THREADS) name##_##SIZE##x##ROWS##_##dtype( \
+        const T* x, T* y, int len, int64_t inner, unsigned across, unsigned threads) {               \
+        few_rows_lines<T, Output, SIZE, LOADS, ROWS>(x, y, len, inner, across, threads);             \
     }
-#define FEW(name, dtype, T, SIZE, LOADS)              \
-    BOTH(KERNEL, name, dtype, T, SIZE, LOADS, 4)      \
+#define FEW(name, dtype, T, SIZE, LOADS)         \
+    BOTH(KERNEL, name, dtype, T, SIZE, LOADS, 4) \
     BOTH(KERNEL, name, dtype, T, SIZE, LOADS, 8)
-#define MORE(name, dtype, T, SIZE, LOADS)             \
-    BOTH(KERNEL, name, dtype, T, SIZE, LOADS, 16)     \
+#define MORE(name, dtype, T, SIZE, LOADS)         \
+    BOTH(KERNEL, name, dtype, T, SIZE, LOADS, 16) \
     BOTH(KERNEL, name, dtype, T, SIZE, LOADS, 32)
-#define HALF(dtype, T)                    \
-    FEW(few_rows, dtype, T, 8, 8)         \
-    MORE(few_rows, dtype, T, 2, 2)        \
-    FEW(few_rows_any, dtype, T, 2, 1)     \
+#define HALF(dtype, T)                \
+    FEW(few_rows, dtype, T, 8, 8)     \
+    MORE(few_rows, dtype, T, 2, 2)    \
+    FEW(few_rows_any, dtype, T, 2, 1) \
     MORE(few_rows_any, dtype, T, 2, 1)
-#define SINGLE(dtype, T)                  \
-    FEW(few_rows, dtype, T, 4, 4)         \
-    FEW(few_rows_any, dtype, T, 1, 1)     \
+#define SINGLE(dtype, T)              \
+    FEW(few_rows, dtype, T, 4, 4)     \
+    FEW(few_rows_any, dtype, T, 1, 1) \
     MORE(few_rows_any, dtype, T, 1, 1)
-#define DOUBLE(dtype, T)                  \
-    FEW(few_rows, dtype, T, 2, 2)         \
+#define DOUBLE(dtype, T)          \
+    FEW(few_rows, dtype, T, 2, 2) \
     FEW(few_rows_any, dtype, T, 1, 1)
 FOR_EACH_HALF_DTYPE(HALF)
 FOR_EACH_SINGLE_DTYPE(SINGLE)

@@ -163,8 +163,8 @@ __device__ __forceinline__ void fused_backward_columns(const Fused<Real<T>>& cal
 }
 
 // Named kernels: NAME_SIZExROWS_dtype, as column_backward.cu has them. BLOCKS: that a multiprocessor shall hold of COLUMN_THREADS threads each.
-#define FUSED_COLUMN(name, body, dtype, T, SIZE, WHOLE, ROWS, BLOCKS)                         \
-    extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, BLOCKS)                      \
+#define FUSED_COLUMN(name, body, dtype, T, SIZE, WHOLE, ROWS, BLOCKS)                              \
+    extern "C" __global__ void __launch_bounds__(COLUMN_THREADS, BLOCKS)                           \
         name##_##SIZE##x##ROWS##_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) { \
-        body<T, SIZE, WHOLE, ROWS>(call, shift);                                              \
+        body<T, SIZE, WHOLE, ROWS>(call, shift);                                                   \
     }

@@ -106,24 +106,24 @@ __device__ __forceinline__ void backward_block_lines(const T* y, const T* g, T* 
 }
 
 // Named kernels: NAME_COUNT_dtype. BLOCKS: that a multiprocessor shall hold of 512 threads each, which bounds the registers.
-#define BACKWARD_WARP_KERNEL(dtype, T, COUNT)                                                                     \
-    extern "C" __global__ void __launch_bounds__(128) backward_warp_##COUNT##_##dtype(                            \
-        const T* y, const T* g, T* dx, int64_t lines, int64_t len, int shift, int log) {                          \
-        backward_warp_lines<T, COUNT>(y, g, dx, lines, len, shift, log);                                          \
+#define BACKWARD_WARP_KERNEL(dtype, T, COUNT)                                            \
+    extern "C" __global__ void __launch_bounds__(128) backward_warp_##COUNT##_##dtype(   \
+        const T* y, const T* g, T* dx, int64_t lines, int64_t len, int shift, int log) { \
+        backward_warp_lines<T, COUNT>(y, g, dx, lines, len, shift, log);                 \
     }
-#define BACKWARD_BLOCK_KERNEL(name, dtype, T, COUNT, WHOLE, BLOCKS)                                               \
-    extern "C" __global__ void __launch_bounds__(512, BLOCKS)                                                     \
-        name##_##COUNT##_##dtype(const T* y, const T* g, T* dx, int64_t len, int log) {                          \
-        __shared__ Normalizer<Real<T>> parts[MAX_WARPS];                                                          \
-        backward_block_lines<T, COUNT, WHOLE>(y, g, dx, len, log, BlockExchange<Real<T>>{parts});                 \
+#define BACKWARD_BLOCK_KERNEL(name, dtype, T, COUNT, WHOLE, BLOCKS)                               \
+    extern "C" __global__ void __launch_bounds__(512, BLOCKS)                                     \
+        name##_##COUNT##_##dtype(const T* y, const T* g, T* dx, int64_t len, int log) {           \
+        __shared__ Normalizer<Real<T>> parts[MAX_WARPS];                                          \
+        backward_block_lines<T, COUNT, WHOLE>(y, g, dx, len, log, BlockExchange<Real<T>>{parts}); \
     }
-#define BACKWARD_CLUSTER_KERNEL(name, dtype, T, COUNT, WHOLE, BLOCKS)                                             \
-    extern "C" __global__ void __launch_bounds__(512, BLOCKS)                                                     \
-        name##_##COUNT##_##dtype(const T* y, const T* g, T* dx, int64_t len, int log) {                          \
-        __shared__ Normalizer<Real<T>> parts[MAX_CLUSTER * 512 / 32];                                             \
-        __shared__ ArrivalBarrier arrived;                                                                        \
-        ClusterExchange<Real<T>>::begin(arrived);                                                                 \
-        backward_block_lines<T, COUNT, WHOLE>(y, g, dx, len, log, ClusterExchange<Real<T>>{parts, arrived});      \
+#define BACKWARD_CLUSTER_KERNEL(name, dtype, T, COUNT, WHOLE, BLOCKS)                                        \
+    extern "C" __global__ void __launch_bounds__(512, BLOCKS)                                                \
+        name##_##COUNT##_##dtype(const T* y, const T* g, T* dx, int64_t len, int log) {                      \
+        __shared__ Normalizer<Real<T>> parts[MAX_CLUSTER * 512 / 32];                                        \
+        __shared__ ArrivalBarrier arrived;                                                                   \
+        ClusterExchange<Real<T>>::begin(arrived);                                                            \
+        backward_block_lines<T, COUNT, WHOLE>(y, g, dx, len, log, ClusterExchange<Real<T>>{parts, arrived}); \
     }
 // Lines of whole packs, and any others
 #define BACKWARD_KERNELS(KERNEL, family, dtype, T, COUNT, BLOCKS) \

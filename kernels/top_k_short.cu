@@ -126,18 +126,18 @@ __device__ __forceinline__ void short_rows(const T* x, const TopK<T>& call, int6
                                               int k, int renormalise) {                                                            \
         short_rows<LANES, GROUPS, 4>(x, TopK<T>{weights, places, sums, k, renormalise != 0}, lines, static_cast<int>(len));        \
     }
-#define KERNELS(dtype, T)           \
-    KERNEL(8, dtype, T, 2, 1)       \
-    KERNEL(16, dtype, T, 4, 1)      \
-    KERNEL(32, dtype, T, 8, 1)      \
-    KERNEL(64, dtype, T, 16, 1)     \
-    KERNEL(128, dtype, T, 32, 1)    \
+#define KERNELS(dtype, T)        \
+    KERNEL(8, dtype, T, 2, 1)    \
+    KERNEL(16, dtype, T, 4, 1)   \
+    KERNEL(32, dtype, T, 8, 1)   \
+    KERNEL(64, dtype, T, 16, 1)  \
+    KERNEL(128, dtype, T, 32, 1) \
     KERNEL(256, dtype, T, 32, 2)
 FOR_EACH_DTYPE(KERNELS)
 #undef KERNELS
 // Not of f64, for which the code would be twice as long as the rest.
-#define KERNELS(dtype, T)           \
-    KERNEL(512, dtype, T, 32, 4)    \
+#define KERNELS(dtype, T)        \
+    KERNEL(512, dtype, T, 32, 4) \
     KERNEL(1024, dtype, T, 32, 8)
 FOR_EACH_SINGLE_DTYPE(KERNELS)
 FOR_EACH_HALF_DTYPE(KERNELS)

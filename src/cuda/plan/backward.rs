@@ -83,11 +83,11 @@ fn register_backward(lines: Lines, size: usize, whole: bool, device: DeviceFacts
         _ => (16, &[16, 32], &[(8, 32), (WIDE_CLUSTER, 64)]),
     };
     if lines.len <= of_warp * WARP {
-        // Two packs of each for a thread are better than four, and one where there are no more: 1048576 x 16 f32 48.5 and 61.5 us, 1048576 x 32 94 and 115,
-        // 524288 x 64 95 and 97; 1048576 x 16 bf16 25.2 and 29.1, 1048576 x 32 48 and 49 (H200).
         if !whole {
             return None;
         }
+        // Two packs of each for a thread are better than four, and one where there are no more: 1048576 x 16 f32 48.5 and 61.5 us, 1048576 x 32 94 and 115,
+        // 524288 x 64 95 and 97; 1048576 x 16 bf16 25.2 and 29.1, 1048576 x 32 48 and 49 (H200).
         let packs = lines.len * size / PACK_BYTES;
         let threads = packs.div_ceil(if packs == 2 { 1 } else { 2 }).min(WARP).max(lines.len.div_ceil(of_warp));
         let shift = threads.next_power_of_two().ilog2();
