@@ -462,16 +462,20 @@ pub(crate) struct Plan {
     /// Blocks of a cluster.
     pub cluster: u32,
     pub shared_bytes: u32,
-    /// What the kernel is told beside the lines: log2 of the threads that share one ([`Kernel::Warp`], [`Kernel::Tile`],
-    /// [`Kernel::BackwardTile`], [`Kernel::FusedTile`], [`Kernel::FusedBiasWarp`], [`Kernel::FusedBiasTile`], [`Kernel::StatisticsWarp`], [`Kernel::StatisticsTile`],
-    /// [`Kernel::LossBackwardGroups`], [`Kernel::LossBackwardShortRows`], [`Kernel::TopKBackward`]), of those
-    /// side by side ([`Kernel::Column`], [`Kernel::BackwardColumn`], [`Kernel::FusedColumn`]), of those that share all lines side by side, [`NARROW_ALONE`] if a block does
-    /// ([`Kernel::Narrow`], [`Kernel::BackwardNarrow`]), or of a group, and its lines side by side ([`Kernel::BackwardGroup`],
-    /// [`Kernel::FusedGroup`], [`Kernel::FusedRows`], [`Kernel::StatisticsColumns`], [`Kernel::LossBackwardNarrowColumns`]); threads
-    /// side by side ([`Kernel::FewRows`]); whether both tensors begin at multiples of 16 bytes ([`Kernel::Run`]); how many lines
-    /// ahead it fetches ([`Kernel::Block`], [`Kernel::Cluster`], [`Kernel::FusedBlock`], [`Kernel::FusedCluster`], [`Kernel::FusedClusterScores`], a warp's [`FusedLines::ScoresWindow`]);
-    /// the rows of a block ([`Kernel::Strip`], [`Kernel::Resident`], [`Kernel::SplitColumnsApply`],
-    /// [`Kernel::BackwardSplitColumns`]); or the blocks of a line ([`Kernel::LossBackwardRows`]).
+    /// What the kernel is told beside the lines, one of
+    /// - log2 of the threads that share a line: [`Kernel::Warp`], [`Kernel::Tile`], [`Kernel::BackwardWarp`], [`Kernel::BackwardTile`], [`Kernel::FusedTile`],
+    ///   [`Kernel::FusedBiasWarp`], [`Kernel::FusedBiasTile`], [`Kernel::StatisticsWarp`], [`Kernel::StatisticsTile`], [`Kernel::LossBackwardGroups`],
+    ///   [`Kernel::LossBackwardShortRows`], [`Kernel::TopKBackward`];
+    /// - log2 of the threads side by side: [`Kernel::Column`], [`Kernel::BackwardColumn`], [`Kernel::FusedColumn`];
+    /// - log2 of those that share all lines side by side, [`NARROW_ALONE`] if a block does: [`Kernel::Narrow`], [`Kernel::BackwardNarrow`];
+    /// - log2 of the threads of a group, and how many lines it takes side by side: [`Kernel::BackwardGroup`], [`Kernel::FusedGroup`], [`Kernel::FusedRows`],
+    ///   [`Kernel::StatisticsColumns`], [`Kernel::LossBackwardNarrowColumns`];
+    /// - the threads side by side: [`Kernel::FewRows`];
+    /// - whether both tensors begin at multiples of 16 bytes: [`Kernel::Run`];
+    /// - how many lines ahead it fetches: [`Kernel::Block`], [`Kernel::Cluster`], [`Kernel::FusedBlock`], [`Kernel::FusedCluster`], [`Kernel::FusedClusterScores`], a
+    ///   warp's [`FusedLines::ScoresWindow`];
+    /// - the rows of a block: [`Kernel::Strip`], [`Kernel::Resident`], [`Kernel::SplitColumnsApply`], [`Kernel::BackwardSplitColumns`];
+    /// - the blocks of a line: [`Kernel::LossBackwardRows`].
     pub parameter: i32,
     /// Whether the L2 cache has no room for both tensors, which [`Kernel::Resident`] is told.
     pub streams: bool,
