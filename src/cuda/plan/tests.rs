@@ -124,6 +124,12 @@ fn chosen_kernels() {
         (lines(16, 64, 3136), F32, column(1, 16, false), column(1, 16, false)),
         (lines(16, 64, 3136), BF16, column(2, 16, true), column(2, 16, true)),
         (lines(16, 64, 3135), BF16, column(2, 16, false), column(2, 16, false)),
+        // Half precision in rows that are no whole packs of four: words, wide ones, and narrower or longer
+        (lines(8, 150, 16_642), BF16, column(2, 32, true), column(2, 32, true)),
+        (lines(8, 150, 16_641), BF16, column(4, 8, false), column(2, 32, false)),
+        (lines(64, 80, 7225), BF16, column(4, 8, false), column(4, 8, false)),
+        (lines(384, 197, 197), BF16, column(2, 32, false), column(2, 32, false)),
+        (lines(16, 512, 1089), BF16, column(2, 32, false), column(2, 32, false)),
         // Few rows, narrow ones, and long lines
         (lines(1 << 10, 8, 4096), F32, few_rows(4, 8, true), few_rows(4, 8, true)),
         (lines(1 << 10, 3, 4096), BF16, few_rows(8, 4, true), few_rows(8, 4, true)),
@@ -234,6 +240,9 @@ fn an_offset_or_an_unaligned_output() {
     assert_eq!(softmax(lines(1, 1 << 24, 1), None, input, HOPPER).kernel, Kernel::Grid);
     assert_eq!(softmax(columns, None, input, HOPPER).kernel, Kernel::Strip(Strips::Any));
     assert_eq!(softmax(lines(64, 1000, 128), None, input, HOPPER).kernel, Kernel::Strip(Strips::Any));
+    let words = |rows| Kernel::Column { columns: 2, rows, of: Rows::Words };
+    assert_eq!(softmax(lines(16, 64, 3136), None, input, HOPPER).kernel, words(16));
+    assert_eq!(softmax(lines(8, 150, 16_642), None, input, HOPPER).kernel, words(32));
     let output = Elements { output_alignment: 4, ..BF16 };
     assert_eq!(softmax(columns, None, output, HOPPER).kernel, Kernel::Strip(Strips::Odd));
     let in_place = softmax(columns, None, Elements { in_place: true, ..output }, HOPPER);
