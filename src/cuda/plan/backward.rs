@@ -3,14 +3,13 @@
 use super::columns::{by, filling_narrow, held_columns, narrow, split_columns, HeldColumns};
 use super::group::{group_of_pairs, LITTLE_KEPT};
 use super::{
-    cluster_blocks, largest_cluster, plan, tile_of, DeviceFacts, Elements, Family, Kernel, Plan, MANY, MAX_GRID,
-    MAX_REGISTER_BLOCK, MAX_REGISTER_LINE, PACK_BYTES, WARP, WARP_BLOCK, WIDE_CLUSTER,
+    cluster_blocks, largest_cluster, plan, tile_of, whole_packs, DeviceFacts, Elements, Family, Kernel, Plan, MANY,
+    MAX_GRID, MAX_REGISTER_BLOCK, MAX_REGISTER_LINE, PACK_BYTES, WARP, WARP_BLOCK, WIDE_CLUSTER,
 };
 use crate::lines::Lines;
 
 /// The kernel for the backward of softmax. The input's alignment is that of the result and of its gradient.
 pub(crate) fn softmax_backward(lines: Lines, elements: Elements, device: DeviceFacts) -> Plan {
-    let (size, alignment) = (elements.size, elements.input_alignment.min(elements.output_alignment));
     let kernel = |pairs| Kernel::BackwardGroup { pairs };
     let twice = || group_of_pairs(kernel, LITTLE_KEPT, lines, elements, 2, device);
     let forced = match device.forced {
@@ -27,13 +26,13 @@ pub(crate) fn softmax_backward(lines: Lines, elements: Elements, device: DeviceF
         narrow.or_else(column).or_else(|| split().map(backward_of))
     };
     let held = || {
-        let possible = alignment.is_multiple_of(PACK_BYTES) && lines.inner == 1 && lines.len <= MAX_REGISTER_LINE;
+        let possible =
+            elements.alignment().is_multiple_of(PACK_BYTES) && lines.inner == 1 && lines.len <= MAX_REGISTER_LINE;
         if !possible {
             return None;
         }
-        let whole = (lines.len * size).is_multiple_of(PACK_BYTES);
-        let tile = || if whole { None } else { tile_backward(lines, size) };
-        tile().or_else(|| register_backward(lines, size, whole, device))
+        let tile = || if whole_packs(lines, elements) { None } else { tile_backward(lines, elements.size) };
+        tile().or_else(|| register_backward(lines, elements, device))
     };
     forced.or_else(held).or_else(side_by_side).unwrap_or_else(twice)
 }
@@ -76,7 +75,8 @@ fn tile_backward(lines: Lines, size: usize) -> Option<Plan> {
 /// Over 3/2 of a copy: 65536 x 1024 sixteen elements 0.96 / 0.96; 8192 x 4096 0.96 / 0.96. In clusters, H200, copies: 1024 x 32768 f32 two blocks of 512 threads
 /// 1.51, four of 256 1.47, bf16 1.48 and 1.46, two of 64 elements 1.47; 4096 x 50257 f32 four 1.56, eight 1.47, bf16 1.48 and 1.46; 512 x 65536 bf16 eight of 32
 /// elements 1.47, four of 64 1.48; 1500 x 128256 f32 eight 1.48, sixteen 1.49, log-softmax's 1.52 and 1.49.
-fn register_backward(lines: Lines, size: usize, whole: bool, device: DeviceFacts) -> Option<Plan> {
+fn register_backward(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
+    let (size, whole) = (elements.size, whole_packs(lines, elements));
     let (of_warp, of_block, of_cluster): (usize, &[usize], &[(usize, usize)]) = match size {
         8 => (8, &[8], &[(WIDE_CLUSTER, 16)]),
         4 => (16, &[16], &[(WIDE_CLUSTER, 32)]),

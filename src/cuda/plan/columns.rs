@@ -84,9 +84,8 @@ const SPLIT_COLUMNS_RATIO: usize = 4;
 pub(super) fn few_rows(lines: Lines, elements: Elements) -> Option<Plan> {
     let (size, packed) = (elements.size, lines.len <= FEW_PACKED_ROWS);
     let rows = FEW_ROWS.into_iter().find(|&rows| lines.len <= rows).filter(|_| packed || size < 8)?;
-    let alignment = elements.input_alignment.min(elements.output_alignment);
     let [pack, unit] = [if packed { PACK_BYTES / size } else { 2 }, if size == 2 { 2 } else { 1 }];
-    let whole = (packed || size == 2) && lines.inner.is_multiple_of(pack) && alignment.is_multiple_of(pack * size);
+    let whole = (packed || size == 2) && elements.in_packs(pack, lines.inner);
     let columns = if whole { pack } else { unit };
     // Two lines of one thread lie a warp apart where they are not accessed together.
     let side_by_side = if whole || columns == 1 { 1 } else { WARP };
@@ -120,8 +119,7 @@ pub(crate) fn narrow_units(lines: Lines, whole: bool, element_size: usize) -> Na
 
 /// Whether the tensors and each run of so many elements begin with a whole word; of others than half precision they do.
 fn in_words(elements: Elements, run: usize) -> bool {
-    let alignment = elements.input_alignment.min(elements.output_alignment);
-    elements.size > 2 || (run.is_multiple_of(2) && alignment.is_multiple_of(4))
+    elements.size > 2 || elements.in_packs(2, run)
 }
 
 pub(super) fn narrow_is_best(lines: Lines, elements: Elements, device: DeviceFacts) -> bool {
@@ -201,10 +199,8 @@ pub(super) fn split_columns(lines: Lines, elements: Elements, device: DeviceFact
 
 /// Columns of a thread and rows, as `kernels/column_softmax.cu` and `column_any_softmax.cu` have them, and what rows are.
 fn column_tile(lines: Lines, elements: Elements, largest_cluster: usize) -> (usize, usize, Rows) {
-    let packs_of = |alignment: usize, columns: usize| {
-        lines.inner.is_multiple_of(columns) && alignment.is_multiple_of(columns * elements.size)
-    };
-    let packs = |columns: usize| packs_of(elements.input_alignment.min(elements.output_alignment), columns);
+    let packs = |columns: usize| elements.in_packs(columns, lines.inner);
+    let results = Elements { input_alignment: elements.output_alignment, ..elements };
     let is_short = lines.len <= SHORT_PACKS;
     let is_wide = lines.len <= WIDE_ROWS.min(WIDE_COLUMN_BLOCK / WARP * 8 * largest_cluster)
         && fills_strips(lines.inner, WIDE_ROW_COLUMNS);
@@ -214,7 +210,7 @@ fn column_tile(lines: Lines, elements: Elements, largest_cluster: usize) -> (usi
         2 if !is_short && packs(4) => (4, 16, Rows::Packs),
         2 => match if is_short { 16 } else { 32 } {
             rows if packs(2) => (2, rows, Rows::Packs),
-            rows if packs_of(elements.output_alignment, 2) => (2, rows, Rows::Words),
+            rows if results.in_packs(2, lines.inner) => (2, rows, Rows::Words),
             32 if is_wide => (4, 8, Rows::Any),
             rows => (2, rows, Rows::Any),
         },
@@ -306,8 +302,8 @@ pub(super) fn held_columns(
     elements: Elements,
     device: DeviceFacts,
 ) -> Option<Plan> {
-    let (size, alignment) = (elements.size, elements.input_alignment.min(elements.output_alignment));
-    let whole = |columns: usize| lines.inner.is_multiple_of(columns) && alignment.is_multiple_of(columns * size);
+    let size = elements.size;
+    let whole = |columns: usize| elements.in_packs(columns, lines.inner);
     let unit = if size == 2 { 2 } else { 1 };
     let largest = largest_cluster(device);
     let (columns, rows, across, blocks) = choices.iter().find_map(|&HeldColumns { columns, rows, widths }| {

@@ -52,8 +52,7 @@ pub(super) const MUCH_KEPT: [usize; 2] = [128, 32];
 
 /// Whether lines of half precision that lie side by side can be taken in pairs, as words: where all rows begin at words.
 pub(super) fn are_words(lines: Lines, elements: Elements) -> bool {
-    let alignment = elements.input_alignment.min(elements.output_alignment);
-    elements.size == WORD / 2 && alignment.is_multiple_of(WORD) && lines.inner.is_multiple_of(2)
+    elements.size == WORD / 2 && elements.in_packs(2, lines.inner)
 }
 
 /// Whether threads take them so: where it is better.

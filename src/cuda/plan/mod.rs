@@ -58,6 +58,16 @@ impl Elements {
     pub const fn alike(size: usize, alignment: usize) -> Self {
         Self { size, input_alignment: alignment, output_alignment: alignment, in_place: false }
     }
+
+    /// What both addresses are multiples of, in bytes.
+    fn alignment(self) -> usize {
+        self.input_alignment.min(self.output_alignment)
+    }
+
+    /// Whether both tensors, and each run of so many of their elements, begin at whole packs of `pack` elements.
+    fn in_packs(self, pack: usize, run: usize) -> bool {
+        run.is_multiple_of(pack) && self.alignment().is_multiple_of(pack * self.size)
+    }
 }
 
 /// The kernels that a plan may choose, by the file they are in.
@@ -643,7 +653,5 @@ fn block_per_line(kernel: Kernel, lines: Lines) -> Plan {
 }
 
 fn whole_packs(lines: Lines, elements: Elements) -> bool {
-    (lines.len * elements.size).is_multiple_of(PACK_BYTES)
-        && elements.input_alignment.is_multiple_of(PACK_BYTES)
-        && elements.output_alignment.is_multiple_of(PACK_BYTES)
+    elements.in_packs(PACK_BYTES / elements.size, lines.len)
 }

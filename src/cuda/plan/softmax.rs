@@ -443,16 +443,15 @@ fn run_is_best(lines: Lines, elements: Elements) -> bool {
     if lines.len > RUN_ROW || (lines.len * elements.size).is_multiple_of(PACK_BYTES) {
         return false;
     }
-    let whole = elements.input_alignment.min(elements.output_alignment).is_multiple_of(PACK_BYTES);
+    let whole = elements.alignment().is_multiple_of(PACK_BYTES);
     whole || (lines.elem_count() >= 1 << 20 && (elements.size == 2 || lines.len < 6))
 }
 
 /// Lines of a few elements.
 fn run(lines: Lines, elements: Elements) -> Option<Plan> {
-    let alignment = elements.input_alignment.min(elements.output_alignment);
     // A thread's lines are as many as a pack has elements.
     let grid = lines.count().div_ceil(RUN_BLOCK * (PACK_BYTES / elements.size));
     let possible = lines.inner == 1 && (2..=RUN_ROW).contains(&lines.len) && grid <= MAX_GRID;
-    let whole = alignment.is_multiple_of(PACK_BYTES) as i32;
+    let whole = elements.alignment().is_multiple_of(PACK_BYTES) as i32;
     possible.then(|| Plan { parameter: whole, ..plan(Kernel::Run { len: lines.len }, grid, RUN_BLOCK) })
 }
