@@ -108,8 +108,6 @@ mod cuda {
         (90, "kernels/fused_rows", ALL),
         (75, "kernels/fused_rows_scores", ALL),
         (90, "kernels/fused_rows_scores", ALL),
-        (75, "kernels/fused_column", ALL),
-        (90, "kernels/fused_column", ALL),
         (75, "kernels/fused_backward_column", ALL),
         (90, "kernels/fused_backward_column", ALL),
         (75, "kernels/fused_backward_warp", ALL),

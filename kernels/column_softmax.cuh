@@ -12,7 +12,7 @@
 
 // 2^shift packs lie side by side, up to a warp. Shared memory: (warps + blocks + 1) x columns states.
 template <typename T, template <typename> class Output, int SIZE, Rows OF, int ROWS>
-__device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int64_t inner, int shift) {
+__device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int64_t inner, int shift, Scaling<Real<T>> scaling) {
     using R = Real<T>;
     extern __shared__ uint4 shared[];
     int blocks = 1, rank = 0;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
         for (int i = 0; i < PER_UNIT; i++) {
             const int c = u * PER_UNIT + i;
             max[c] = Element<T>::of_unit(greatest, i);
-            const ExponentialFor<T, Output<R>> exponential(part_reference(max[c]));
+            const ExponentialFor<T, Output<R>> exponential(part_reference(max[c]), scaling);
             sum[c] = 0;
 #pragma unroll
             for (int k = 0; k < ROWS; k++) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     if (blocks > 1) {
         ClusterExchange<R>::wait();
         for (int c = threadIdx.x; c < columns; c += blockDim.x) {
-            const auto part = merge_column(of_warp + c, warps, columns);
+            const auto part = merge_column(of_warp + c, warps, columns, scaling.scale);
             for (int block = 0; block < blocks; block++) send(block, of_block + rank * columns + c, part, arrived);
         }
         arrived.wait(0);
@@ -98,8 +98,8 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
         blocks = warps;
     }
     for (int c = threadIdx.x; c < columns; c += blockDim.x) {
-        const auto line = merge_column(of_block + c, blocks, columns);
-        of_line[c] = {line.max, Output<R>::term(line)};
+        const auto line = merge_column(of_block + c, blocks, columns, scaling.scale);
+        of_line[c] = {line.max, Output<R>::term(line, scaling)};
     }
     __syncthreads();
     // What is to be computed again must not be kept from the first time: elements, and the places of their rows.
@@ -111,7 +111,7 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     Output<R> output[SIZE];
 #pragma unroll
     for (int c = 0; c < SIZE; c++) {
-        output[c] = Output<R>::of_term(max[c], of_line[own.place(c)], unscale<T>());
+        output[c] = Output<R>::of_term(max[c], of_line[own.place(c)], unscale<T>(), scaling);
         max[c] = part_reference(max[c]);
     }
     y += start;
@@ -119,15 +119,15 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
 #pragma unroll
     for (int k = 0; k < ROWS; k++, y += jump, left -= step) {
         Pack<T, SIZE> pack;
-        if constexpr (KEEPS) pack = column_results<T, SIZE>(kept + k * SIZE, max, output);
-        else pack = column_results<T, SIZE>(held + k * UNITS, max, output);
+        if constexpr (KEEPS) pack = column_results<T, SIZE>(kept + k * SIZE, max, output, scaling);
+        else pack = column_results<T, SIZE>(held + k * UNITS, max, output, scaling);
         if (left > 0) own.store(StreamingAccess{}, y, pack);
     }
 }
 
 // Named kernels: NAME_SIZExROWS_dtype. BLOCKS: that a multiprocessor shall hold of THREADS threads each, which bounds the registers.
-#define COLUMN_KERNEL(name, dtype, T, Output, SIZE, OF, ROWS, THREADS, BLOCKS)                      \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                   \
-        name##_##SIZE##x##ROWS##_##dtype(const T* x, T* y, int64_t len, int64_t inner, int shift) { \
-        column_lines<T, Output, SIZE, Rows::OF, ROWS>(x, y, len, inner, shift);                     \
+#define COLUMN_KERNEL(name, dtype, T, Output, SIZE, OF, ROWS, THREADS, BLOCKS)                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                             \
+        name##_##SIZE##x##ROWS##_##dtype(const T* x, T* y, int64_t len, int64_t inner, int shift, Scaling<Real<T>> scaling) { \
+        column_lines<T, Output, SIZE, Rows::OF, ROWS>(x, y, len, inner, shift, scaling);                                      \
     }

@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <type_traits>
 
+// A product that is not fused into the addition behind it, which would change what the addition rounds away.
+__device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
+
 __device__ __forceinline__ float exponential(float x) { return expf(x); }  // 1 ulp, subnormal results kept
 // Those of double are hundreds of instructions long: a call keeps the kernels small.
 __device__ __noinline__ double exponential(double x) { return exp(x); }
@@ -69,19 +73,31 @@ struct HalfElement {
     using Real = float;
     static constexpr int PER_UNIT = 2;
     static constexpr float EXP_SCALE = 256, LOG2_EXP_SCALE = 8;
-    static __device__ __forceinline__ float exponential(float x) { return flushed_power_of_two(fmaf(x, 1.44269504f, LOG2_EXP_SCALE)); }
+    static __device__ __forceinline__ float exponential(float x, float log2_e = 1.44269504f) { return flushed_power_of_two(fmaf(x, log2_e, LOG2_EXP_SCALE)); }
     static __device__ __forceinline__ float probability(float log) { return flushed_power_of_two(log * 1.44269504f); }
 };
 
-// exp(x - reference) times EXP_SCALE in two instructions: x log2 e is exact until the reference's is subtracted, whose rounding all that is
-// relative to it have in common. From 2^20 on that would be too much, but elements of half precision are equal there or so far apart that
-// they need not be scaled.
+// What makes logits of elements. Where it is the difference to a maximum that is multiplied, a line's logits are as exact as those differences, whatever the
+// maximum is; and it costs nothing but for f32 and f64, whose exponentials are made of the logit, a multiplication.
+template <typename R>
+struct Scaling {
+    R scale;      // above 0
+    R steepness;  // the same times log2 e
+    R least;      // added to a line's sum: 0; or so little that only a sum of 0, as where all is -inf, is another one then, and probabilities are 0 and not NaN
+
+    // Of an element, or of the difference of two
+    __device__ __forceinline__ R logit(R x) const { return product(x, scale); }
+};
+
+// exp(logit - reference's logit) times EXP_SCALE in two instructions: x log2 e is exact until the reference's is subtracted, whose rounding all that is
+// relative to it have in common. From 2^20 on that would be too much, but logits of half precision are equal there or so far apart that
+// only the power of two of what they are multiplied with matters.
 struct RelativeExponential {
     float factor, shift;
 
     RelativeExponential() = default;
-    __device__ __forceinline__ explicit RelativeExponential(float reference)
-        : factor(fabsf(reference) < float(1 << 20) ? 1.44269504f : 1.0f),
+    __device__ __forceinline__ RelativeExponential(float reference, Scaling<float> scaling)
+        : factor(fabsf(scaling.logit(reference)) < float(1 << 20) ? scaling.steepness : __uint_as_float(__float_as_uint(scaling.scale) & 0xff800000u)),
           shift(HalfElement::LOG2_EXP_SCALE - reference * factor) {}
     __device__ __forceinline__ float operator()(float x) const { return flushed_power_of_two(fmaf(x, factor, shift)); }
 };
@@ -126,13 +142,21 @@ using Real = typename Element<T>::Real;
 template <typename T>
 using Unit = typename Element<T>::Unit;
 
-// exp(x - reference) times EXP_SCALE, where no common factor may be lost.
+// exp(logit) times EXP_SCALE, of the difference of two elements.
+template <typename T>
+__device__ __forceinline__ Real<T> exponential_of(Real<T> difference, Scaling<Real<T>> scaling) {
+    if constexpr (Element<T>::PER_UNIT == 2) return Element<T>::exponential(difference, scaling.steepness);
+    else return Element<T>::exponential(scaling.logit(difference));
+}
+
+// exp(logit - reference's logit) times EXP_SCALE, where no common factor may be lost.
 template <typename T>
 struct ExactExponential {
     Real<T> reference;
+    Scaling<Real<T>> scaling;
 
-    __device__ __forceinline__ explicit ExactExponential(Real<T> reference) : reference(reference) {}
-    __device__ __forceinline__ Real<T> operator()(Real<T> x) const { return Element<T>::exponential(x - reference); }
+    __device__ __forceinline__ ExactExponential(Real<T> reference, Scaling<Real<T>> scaling) : reference(reference), scaling(scaling) {}
+    __device__ __forceinline__ Real<T> operator()(Real<T> x) const { return exponential_of<T>(x - reference, scaling); }
 };
 
 // The same where exponentials are only summed, in fewer instructions and registers.
@@ -140,7 +164,7 @@ template <typename T>
 struct SummedExponential : ExactExponential<T> {
     using ExactExponential<T>::ExactExponential;
     __device__ __forceinline__ Real<T> operator()(Real<T> x) const {
-        if constexpr (std::is_same_v<T, float>) return swift_exponential(x - this->reference);
+        if constexpr (std::is_same_v<T, float>) return swift_exponential(this->scaling.logit(x - this->reference));
         else return ExactExponential<T>::operator()(x);
     }
 };

@@ -18,22 +18,22 @@ struct BlockExchange {
     __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
     __device__ __forceinline__ int threads() const { return blockDim.x; }
 
-    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const {
+    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part, R scale = R(1)) const {
         if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = part;
         __syncthreads();
-        return merge_parts(parts, blockDim.x / 32);
+        return merge_parts(parts, blockDim.x / 32, scale);
     }
 };
 
 // The merge of `count` parts of one column that stand `columns` apart.
 template <typename R>
-__device__ __forceinline__ Normalizer<R> merge_column(const Normalizer<R>* parts, int count, int columns) {
+__device__ __forceinline__ Normalizer<R> merge_column(const Normalizer<R>* parts, int count, int columns, R scale = R(1)) {
     R max = negative_infinity<R>(), sum = 0;
 #pragma unroll 4
     for (int i = 0; i < count; i++) max = greater(max, parts[i * columns].max);
     const R reference = part_reference(max);
 #pragma unroll 4
-    for (int i = 0; i < count; i++) sum += parts[i * columns].sum * quick_exponential(parts[i * columns].max - reference);
+    for (int i = 0; i < count; i++) sum += parts[i * columns].sum * quick_exponential(product(parts[i * columns].max - reference, scale));
     return {max, sum};
 }
 
@@ -91,12 +91,12 @@ struct ClusterExchange {
     __device__ __forceinline__ int warp() const { return (rank() * blockDim.x + threadIdx.x) / 32; }
     __device__ __forceinline__ int threads() const { return blocks() * blockDim.x; }
 
-    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const {
+    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part, R scale = R(1)) const {
         const unsigned warps = blockDim.x / 32, lane = threadIdx.x % 32;
         wait();
         if (lane < blocks()) send(lane, parts + rank() * warps + threadIdx.x / 32, part, arrived);
         arrived.wait(0);
-        return merge_parts(parts, blocks() * warps);
+        return merge_parts(parts, blocks() * warps, scale);
     }
 };
 #endif
@@ -113,7 +113,7 @@ struct WarpGroup {
     }
     template <typename F>
     __device__ __forceinline__ R reduce(R value, F f) const { return warp_group_reduce(value, size(), f); }
-    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const { return part; }
+    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part, R scale = R(1)) const { return part; }
     __device__ __forceinline__ Weighted<R> merge(Weighted<R> part, bool) const { return part; }
     // Whether what holds for this line holds for all of the warp, whose threads go the same way
     __device__ __forceinline__ bool all(bool holds) const { return __all_sync(~0u, holds); }
@@ -130,7 +130,7 @@ struct WholeBlocks {
     __device__ __forceinline__ int64_t line() const { return exchange.line(); }
     template <typename F>
     __device__ __forceinline__ R reduce(R value, F f) const { return warp_group_reduce(value, 32, f); }
-    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const { return exchange.merge(part); }
+    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part, R scale = R(1)) const { return exchange.merge(part); }
     // Of a block
     __device__ __forceinline__ Weighted<R> merge(Weighted<R> part, bool unweighted) const {
         if (threadIdx.x % 32 == 0) weighted[threadIdx.x / 32] = part;

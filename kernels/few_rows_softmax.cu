@@ -8,7 +8,8 @@ constexpr int FEW_ROWS_THREADS = 128;
 // `across` threads for each of the outer dimension's, `threads` in all, fewer than 2^31. LOADS: elements accessed at once, SIZE neighbours; or one,
 // where rows are not whole packs of SIZE, or begin elsewhere, and then a thread's two lines lie a warp apart, so that a warp's accesses are side by side.
 template <typename T, template <typename> class Output, int SIZE, int LOADS, int ROWS>
-__device__ __forceinline__ void few_rows_lines(const T* x, T* y, int len, int64_t inner, unsigned across, unsigned threads) {
+__device__ __forceinline__ void few_rows_lines(const T* x, T* y, int len, int64_t inner, unsigned across, unsigned threads,
+                                               Scaling<Real<T>> scaling) {
     using R = Real<T>;
     constexpr int PER_UNIT = Element<T>::PER_UNIT, UNITS = SIZE / PER_UNIT, APART = LOADS == SIZE ? 1 : 32;
     // Exponentials of many rows of half precision are computed twice, in 56 registers for 120: (8, 21, 512, 512) bf16 46.8 us, kept 50.1; but of
@@ -41,19 +42,19 @@ __device__ __forceinline__ void few_rows_lines(const T* x, T* y, int len, int64_
             each_row([&](int row) { max = greater(max, Element<T>::of_unit(rows[row].units[u], i)); });
             references[i] = part_reference(max);
             each_row([&](int row) {
-                const R x = Element<T>::of_unit(rows[row].units[u], i), e = Element<T>::exponential(x - references[i]);
+                const R x = Element<T>::of_unit(rows[row].units[u], i), e = exponential_of<T>(x - references[i], scaling);
                 if constexpr (KEEPS) kept[row][i] = Output<R>::OF_EXPONENTIAL ? e : x;
                 sums[row % SUMS] += e;
             });
-            output[i] = output_of_line<T, Output>(max, pairwise_sum(sums));
+            output[i] = output_of_line<T, Output>(max, pairwise_sum(sums), scaling);
         }
         each_row([&](int row) {
             auto& unit = rows[row].units[u];
             if constexpr (KEEPS) {
-                unit = column_results<T, PER_UNIT>(kept[row], references, output).units[0];
+                unit = column_results<T, PER_UNIT>(kept[row], references, output, scaling).units[0];
             } else {
                 forget(unit);
-                unit = column_results<T, PER_UNIT>(&unit, references, output).units[0];
+                unit = column_results<T, PER_UNIT>(&unit, references, output, scaling).units[0];
             }
         });
     }
@@ -71,10 +72,10 @@ __device__ __forceinline__ void few_rows_lines(const T* x, T* y, int len, int64_
 }
 
 // Named kernels: NAME_SIZExROWS_dtype.
-#define KERNEL(name, dtype, T, Output, SIZE, LOADS, ROWS)                                            \
-    extern "C" __global__ void __launch_bounds__(FEW_ROWS_THREADS) name##_##SIZE##x##ROWS##_##dtype( \
-        const T* x, T* y, int len, int64_t inner, unsigned across, unsigned threads) {               \
-        few_rows_lines<T, Output, SIZE, LOADS, ROWS>(x, y, len, inner, across, threads);             \
+#define KERNEL(name, dtype, T, Output, SIZE, LOADS, ROWS)                                                          \
+    extern "C" __global__ void __launch_bounds__(FEW_ROWS_THREADS) name##_##SIZE##x##ROWS##_##dtype(               \
+        const T* x, T* y, int len, int64_t inner, unsigned across, unsigned threads, Scaling<Real<T>> scaling) {   \
+        few_rows_lines<T, Output, SIZE, LOADS, ROWS>(x, y, len, inner, across, threads, scaling);                  \
     }
 #define FEW(name, dtype, T, SIZE, LOADS)         \
     BOTH(KERNEL, name, dtype, T, SIZE, LOADS, 4) \

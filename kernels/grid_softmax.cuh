@@ -87,16 +87,16 @@ struct ThreadSum {
     float max = negative_infinity<float>(), reference = negative_infinity<float>(), sum = 0;
 
     // Answers the reference.
-    __device__ __forceinline__ float grow(float other) {
+    __device__ __forceinline__ float grow(float other, Scaling<float> scaling) {
         max = greater(max, other);
-        if (max > reference + 8.0f) {
-            sum *= quick_exponential(reference - max);
+        if (scaling.logit(max - reference) > 8.0f) {
+            sum *= quick_exponential(scaling.logit(reference - max));
             reference = max;
         }
         return part_reference(reference);
     }
-    __device__ __forceinline__ Normalizer<float> finish(float unscale) const {
-        const float total = sum * unscale * quick_exponential(reference - part_reference(max));
+    __device__ __forceinline__ Normalizer<float> finish(float unscale, Scaling<float> scaling) const {
+        const float total = sum * unscale * quick_exponential(scaling.logit(reference - part_reference(max)));
         // The maximum itself adds 1: what lies below is rounding, and would let p pass 1.
         return {max, max == negative_infinity<float>() ? sum : total < 1.0f ? 1.0f : total};
     }
@@ -105,7 +105,7 @@ struct ThreadSum {
 // Grid: parts x lines, all at once, a line's in a cluster or in any place. `of_parts` has room for the state of each block, where they are
 // in any place; it may be in the output's first chunk, if that is not the input's, which is written last then.
 template <typename T>
-__device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_parts, T* y, int lines, int64_t len, bool log) {
+__device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_parts, T* y, int lines, int64_t len, bool log, Scaling<float> scaling) {
     using Chunks = LineChunks<T>;
     using Exchange = ClusterExchange<float>;
     constexpr int SIZE = Chunks::SIZE, PER_UNIT = Element<T>::PER_UNIT;
@@ -190,13 +190,14 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
 #pragma unroll
             for (const auto& unit : pack.units) greatest = greater(greatest, unit);
         }
-        const float reference = state.grow(max_of_unit<T>(greatest));
+        const float reference = state.grow(max_of_unit<T>(greatest), scaling);
         float sums[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll
         for (int k = 0; k < MINE; k++) {
 #pragma unroll
             for (int e = 0; e < SIZE; e++) {
-                sums[e % 8] += Element<T>::exponential(Element<T>::of_unit(packs[k].units[e / PER_UNIT], e % PER_UNIT) - reference);
+                const float x = Element<T>::of_unit(packs[k].units[e / PER_UNIT], e % PER_UNIT);
+                sums[e % 8] += exponential_of<T>(x - reference, scaling);
             }
         }
         state.sum += pairwise_sum(sums);
@@ -204,9 +205,9 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
 
     // While the blocks tell each other their parts, the exponentials of a group's first chunk are made, relative to what is known by now
     // (0.4 us). All results are made so, unless elements are to be shifted.
-    const auto part = block_merge(state.finish(unscale<T>()), of_warps);
+    const auto part = block_merge(state.finish(unscale<T>(), scaling), of_warps, scaling.scale);
     float reference = part_reference(part.max);
-    const auto exponential = [&](float x) { return Element<T>::exponential(x - reference); };
+    const auto exponential = [&](float x) { return exponential_of<T>(x - reference, scaling); };
     const bool later = lends && group == 0;
     const bool early = !later && chunks.shift == 0 && !log && group < slots && chunks.is_full(chunk(group));
     float exponentials[MINE][SIZE];
@@ -227,13 +228,13 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
         if (threadIdx.x < Exchange::blocks()) send(threadIdx.x, of_blocks + Exchange::rank(), part, exchanged);
         meanwhile();
         exchanged.wait(0);
-        line = merge_parts(of_blocks, Exchange::blocks());
+        line = merge_parts(of_blocks, Exchange::blocks(), scaling.scale);
     } else if (far) {
         if (threadIdx.x == 0) of_parts[blockIdx.x] = part;
         auto told = grid.barrier_arrive();
         meanwhile();
         grid.barrier_wait(std::move(told));
-        line = merge_far_parts<5>(of_parts + (blockIdx.x - chunks.part), chunks.parts, of_blocks);
+        line = merge_far_parts<5>(of_parts + (blockIdx.x - chunks.part), chunks.parts, of_blocks, scaling.scale);
         if (lent) merged = grid.barrier_arrive();
     } else {
         meanwhile();
@@ -244,8 +245,8 @@ __device__ __forceinline__ void grid_lines(const T* x, Normalizer<float>* of_par
     float part_max = part.max;
     if (chunks.shift > 0 || part.max == negative_infinity<float>()) part_max = line.max;
     if (chunks.shift > 0) reference = part_reference(line.max);
-    const auto probability = Probability<float>::of_part(part_max, line, unscale<T>());
-    const auto log_probability = LogProbability<float>::of_part(line.max, line, unscale<T>());
+    const auto probability = Probability<float>::of_part(part_max, line, unscale<T>(), scaling);
+    const auto log_probability = LogProbability<float>(line, scaling);
     const auto finish = [&](P (&packs)[MINE]) {
         const auto each = [&](auto result) {
 #pragma unroll

@@ -131,15 +131,18 @@ struct DirectLogits {
     StridedLine line;
     const T* x;
     T* y;
+    Scaling<R> scaling;
+
+    __device__ __forceinline__ R logit(int64_t i) const { return scaling.logit(Element<T>::read(x[i])); }
 
     template <typename F>
     __device__ __forceinline__ void each_tile(F f) const {
-        line.each_tile(negative_infinity<R>(), [&](int64_t i) { return Element<T>::read(x[i]); }, f);
+        line.each_tile(negative_infinity<R>(), [&](int64_t i) { return logit(i); }, f);
     }
 
     template <typename F>
     __device__ __forceinline__ void map(F f) const {
-        line.each_offset([&](int64_t i) { y[i] = Element<T>::write(f(Element<T>::read(x[i]))); });
+        line.each_offset([&](int64_t i) { y[i] = Element<T>::write(f(logit(i))); });
     }
 };
 
@@ -178,6 +181,7 @@ struct StagedLogits {
     T* y;
     int64_t len;
     int lines;      // lines in this block
+    Scaling<R> scaling;
     R* shared;      // LINES * PITCH
     int64_t staged; // the first column in shared memory, or -1
 
@@ -203,7 +207,7 @@ struct StagedLogits {
     __device__ __forceinline__ void stage(int64_t column) {
         if (staged == column) return;
         __syncthreads();  // the tile before is done with
-        each_staged(column, [&](int place, int64_t i) { shared[place] = Element<T>::read(x[i]); });
+        each_staged(column, [&](int place, int64_t i) { shared[place] = scaling.logit(Element<T>::read(x[i])); });
         __syncthreads();
         staged = column;
     }
@@ -241,6 +245,7 @@ struct WarpLogits {
     const T* x;  // the warp's first line
     T* y;
     int len, lines;
+    Scaling<R> scaling;
     int pitch;   // odd, so that lanes read different banks
     R* shared;   // 32 * pitch
 
@@ -266,10 +271,10 @@ struct WarpLogits {
             each(SIZE, [&](int place, int i) {
                 const auto pack = load(reinterpret_cast<const Pack<T, SIZE>*>(x + i));
 #pragma unroll
-                for (int k = 0; k < SIZE; k++) shared[place + k] = Element<T>::of_unit(pack.units[k / PER_UNIT], k % PER_UNIT);
+                for (int k = 0; k < SIZE; k++) shared[place + k] = scaling.logit(Element<T>::of_unit(pack.units[k / PER_UNIT], k % PER_UNIT));
             });
         } else {
-            each(1, [&](int place, int i) { shared[place] = Element<T>::read(x[i]); });
+            each(1, [&](int place, int i) { shared[place] = scaling.logit(Element<T>::read(x[i])); });
         }
         __syncwarp();
     }

@@ -6,7 +6,8 @@
 
 // Shared memory of a block that is alone: (warps + 1) x columns states.
 template <typename T, template <typename> class Output, bool WHOLE>
-__device__ __forceinline__ void narrow_lines(const T* x, T* y, int64_t outers, int len, int inner, int across, int shift, bool alone) {
+__device__ __forceinline__ void narrow_lines(const T* x, T* y, int64_t outers, int len, int inner, int across, int shift, bool alone,
+                                             Scaling<Real<T>> scaling) {
     using R = Real<T>;
     using Share = NarrowShare<T, WHOLE>;
     using Unit = typename Share::Unit;
@@ -41,7 +42,7 @@ __device__ __forceinline__ void narrow_lines(const T* x, T* y, int64_t outers, i
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
             R& element = held[k * SIZE + i];
-            const R e = Element<T>::exponential(element - reference[i]);
+            const R e = exponential_of<T>(element - reference[i], scaling);
             if (Output<R>::OF_EXPONENTIAL) element = e;
             sum[i] += e;
         }
@@ -59,15 +60,15 @@ __device__ __forceinline__ void narrow_lines(const T* x, T* y, int64_t outers, i
         }
         __syncthreads();
         for (int c = threadIdx.x; c < columns; c += blockDim.x) {
-            const auto line = merge_column(of_warp + c, own.warps, columns);
-            of_line[c] = {line.max, Output<R>::term(line)};
+            const auto line = merge_column(of_warp + c, own.warps, columns, scaling.scale);
+            of_line[c] = {line.max, Output<R>::term(line, scaling)};
         }
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < SIZE; i++) output[i] = Output<R>::of_term(max[i], of_line[group.column * SIZE + i], unscale<T>());
+        for (int i = 0; i < SIZE; i++) output[i] = Output<R>::of_term(max[i], of_line[group.column * SIZE + i], unscale<T>(), scaling);
     } else {
 #pragma unroll
-        for (int i = 0; i < SIZE; i++) output[i] = output_of_line<T, Output>(max[i], sum[i]);
+        for (int i = 0; i < SIZE; i++) output[i] = output_of_line<T, Output>(max[i], sum[i], scaling);
     }
     own.each([&](int k) {
         R results[SIZE];
@@ -77,10 +78,11 @@ __device__ __forceinline__ void narrow_lines(const T* x, T* y, int64_t outers, i
     });
 }
 
-#define KERNEL(name, dtype, T, Output, WHOLE)                                                                    \
-    extern "C" __global__ void __launch_bounds__(sizeof(T) == 8 ? 512 : 1024)                                    \
-        name##_##dtype(const T* x, T* y, int64_t outers, int len, int inner, int across, int shift, int alone) { \
-        narrow_lines<T, Output, WHOLE>(x, y, outers, len, inner, across, shift, alone);                          \
+#define KERNEL(name, dtype, T, Output, WHOLE)                                                                  \
+    extern "C" __global__ void __launch_bounds__(sizeof(T) == 8 ? 512 : 1024)                                  \
+        name##_##dtype(const T* x, T* y, int64_t outers, int len, int inner, int across, int shift, int alone, \
+                       Scaling<Real<T>> scaling) {                                                             \
+        narrow_lines<T, Output, WHOLE>(x, y, outers, len, inner, across, shift, alone, scaling);               \
     }
 #define KERNELS(any, dtype, T, WHOLE) BOTH(KERNEL, narrow##any, dtype, T, WHOLE)
 FOR_EACH_NARROW_UNIT

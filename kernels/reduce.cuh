@@ -61,9 +61,9 @@ __device__ __forceinline__ R block_sum(R value) {
 }
 
 // The maximum and sum of a line from those of its parts, each relative to its own maximum. Called by whole warps; the same
-// bits in every lane.
+// bits in every lane. `scale`: what maxima are multiplied with to be logits.
 template <typename R>
-__device__ __forceinline__ Normalizer<R> merge_parts(const Normalizer<R>* parts, int count) {
+__device__ __forceinline__ Normalizer<R> merge_parts(const Normalizer<R>* parts, int count, R scale = R(1)) {
     // A few are read by every lane; of more, each lane takes some.
     const bool few = count <= 8;
     const int first = few ? 0 : threadIdx.x % 32, step = few ? 1 : 32;
@@ -71,7 +71,7 @@ __device__ __forceinline__ Normalizer<R> merge_parts(const Normalizer<R>* parts,
     for (int i = first; i < count; i += step) max = greater(max, parts[i].max);
     if (!few) max = warp_group_reduce(max, 32, [](R a, R b) { return greater(a, b); });
     const R reference = part_reference(max);
-    for (int i = first; i < count; i += step) sum += parts[i].sum * quick_exponential(parts[i].max - reference);
+    for (int i = first; i < count; i += step) sum += parts[i].sum * quick_exponential(product(parts[i].max - reference, scale));
     if (!few) sum = warp_group_reduce(sum, 32, [](R a, R b) { return a + b; });
     return {max, sum};
 }
@@ -103,16 +103,16 @@ __device__ __forceinline__ Weighted<R> merge_parts(const Weighted<R>* parts, int
 
 // The same of what the lanes of a warp have.
 template <typename R>
-__device__ __forceinline__ Normalizer<R> warp_merge(Normalizer<R> part) {
+__device__ __forceinline__ Normalizer<R> warp_merge(Normalizer<R> part, R scale = R(1)) {
     const R max = warp_group_reduce(part.max, 32, [](R a, R b) { return greater(a, b); });
-    const R sum = part.sum * exponential(part.max - part_reference(max));
+    const R sum = part.sum * exponential(product(part.max - part_reference(max), scale));
     return {max, warp_group_reduce(sum, 32, [](R a, R b) { return a + b; })};
 }
 
 // The same of parts in global memory, the same bits for each thread of the block: one warp asks for AT_ONCE x 32 of them at once and
 // tells the others by way of `told`, which took 0.5 us less than a part for each thread and `block_merge`.
 template <int AT_ONCE, typename R>
-__device__ __forceinline__ Normalizer<R> merge_far_parts(const Normalizer<R>* parts, int count, Normalizer<R>* told) {
+__device__ __forceinline__ Normalizer<R> merge_far_parts(const Normalizer<R>* parts, int count, Normalizer<R>* told, R scale = R(1)) {
     if (threadIdx.x < 32) {
         Normalizer<R> line{negative_infinity<R>(), 0};
 #pragma unroll 1
@@ -127,11 +127,11 @@ __device__ __forceinline__ Normalizer<R> merge_far_parts(const Normalizer<R>* pa
 #pragma unroll
             for (const auto& part : some) max = greater(max, part.max);
             const R reference = part_reference(max);
-            line = {max, line.sum * quick_exponential(line.max - reference)};
+            line = {max, line.sum * quick_exponential(product(line.max - reference, scale))};
 #pragma unroll
-            for (const auto& part : some) line.sum += part.sum * quick_exponential(part.max - reference);
+            for (const auto& part : some) line.sum += part.sum * quick_exponential(product(part.max - reference, scale));
         }
-        line = warp_merge(line);
+        line = warp_merge(line, scale);
         if (threadIdx.x == 0) *told = line;
     }
     __syncthreads();
@@ -140,9 +140,9 @@ __device__ __forceinline__ Normalizer<R> merge_far_parts(const Normalizer<R>* pa
 
 // The same of what the threads of a block have, the same bits for each of them. `of_warps` has room for a part of each warp.
 template <typename R>
-__device__ __forceinline__ Normalizer<R> block_merge(Normalizer<R> part, Normalizer<R>* of_warps) {
-    part = warp_merge(part);
+__device__ __forceinline__ Normalizer<R> block_merge(Normalizer<R> part, Normalizer<R>* of_warps, R scale = R(1)) {
+    part = warp_merge(part, scale);
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = part;
     __syncthreads();
-    return merge_parts(of_warps, blockDim.x / 32);
+    return merge_parts(of_warps, blockDim.x / 32, scale);
 }

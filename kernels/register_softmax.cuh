@@ -306,7 +306,7 @@ struct RegisterLine {
 
 // Groups of 2^shift threads up to a warp take a line each.
 template <typename T, template <typename> class Output, int COUNT, bool WHOLE>
-__device__ __forceinline__ void warp_lines(const T* x, T* y, int64_t lines, int64_t len, int shift) {
+__device__ __forceinline__ void warp_lines(const T* x, T* y, int64_t lines, int64_t len, int shift, Scaling<Real<T>> scaling) {
     using R = Real<T>;
     const int group = 1 << shift;
     const int64_t line = blockIdx.x * int64_t(blockDim.x >> shift) + (threadIdx.x >> shift);
@@ -315,10 +315,16 @@ __device__ __forceinline__ void warp_lines(const T* x, T* y, int64_t lines, int6
         // A factor that exponentials have in common their sum has, too. With this, COMPARES_UNITS and FULL 131072 x 32 f16 takes 3.38 us
         // for 3.70, at an offset of one element 4.11 for 4.67.
         constexpr bool RELATIVE = Element<T>::PER_UNIT == 2 && Output<R>::OF_EXPONENTIAL;
-        const std::conditional_t<RELATIVE, RelativeExponential, ExponentialFor<T, Output<R>>> exponential(max);
-        const R sum = warp_group_reduce(held.template exponentiate<Output<R>>(exponential), group, [](R a, R b) { return a + b; });
-        if constexpr (RELATIVE) held.store(StreamingAccess{}, y, exponential, Output<R>::of_inverse(reciprocal(sum)));
-        else held.store(StreamingAccess{}, y, exponential, Output<R>::of_part(max, {max, sum * unscale<T>()}, unscale<T>()));
+        const auto add = [](R a, R b) { return a + b; };
+        if constexpr (RELATIVE) {
+            const RelativeExponential exponential(part_reference(max), scaling);
+            const R sum = warp_group_reduce(held.template exponentiate<Output<R>>(exponential), group, add);
+            held.store(StreamingAccess{}, y, exponential, output_of_line<T, Output>(max, sum, scaling));
+        } else {
+            const ExponentialFor<T, Output<R>> exponential(part_reference(max), scaling);
+            const R sum = warp_group_reduce(held.template exponentiate<Output<R>>(exponential), group, add);
+            held.store(StreamingAccess{}, y, exponential, Output<R>::of_part(max, {max, sum * unscale<T>()}, unscale<T>(), scaling));
+        }
     };
     const bool inside = blockIdx.x > 0 && blockIdx.x + 1 < gridDim.x && len >= 16 / int(sizeof(T));  // The last block may have one line.
 #if __CUDA_ARCH__ >= 900
@@ -345,7 +351,8 @@ constexpr int64_t KEPT_BYTES = 48 << 20;
 // A block, or a cluster of them, takes a line; each warp a run of it. What the line `ahead` lines on will need is fetched
 // into the L2 cache: the registers do not hold enough to keep the memory busy while a line waits for its last warp.
 template <typename T, template <typename> class Output, int COUNT, bool WHOLE, typename Exchange>
-__device__ __forceinline__ void block_lines(bool streaming, const T* x, T* y, int64_t lines, int64_t len, int ahead, Exchange exchange) {
+__device__ __forceinline__ void block_lines(bool streaming, const T* x, T* y, int64_t lines, int64_t len, int ahead, Scaling<Real<T>> scaling,
+                                            Exchange exchange) {
     using R = Real<T>;
     using Line = RegisterLine<T, COUNT, WHOLE, 32>;
     const int64_t line = exchange.line();
@@ -357,37 +364,39 @@ __device__ __forceinline__ void block_lines(bool streaming, const T* x, T* y, in
     }
     // Each warp's sum is relative to its own maximum, so that one exchange is enough.
     const R max = warp_group_reduce(held.max(), 32, [](R a, R b) { return greater(a, b); });
-    const ExponentialFor<T, Output<R>> exponential(part_reference(max));
+    const ExponentialFor<T, Output<R>> exponential(part_reference(max), scaling);
     const R sum = warp_group_reduce(held.template exponentiate<Output<R>>(exponential), 32, [](R a, R b) { return a + b; });
-    const auto whole = exchange.merge({max, sum * unscale<T>()});
-    const auto output = Output<R>::of_part(max, whole, unscale<T>());
+    const auto whole = exchange.merge({max, sum * unscale<T>()}, scaling.scale);
+    const auto output = Output<R>::of_part(max, whole, unscale<T>(), scaling);
     if constexpr (WHOLE || Exchange::CLUSTER) held.store(access, y, exponential, output);
     else held.store(StreamingAccess{}, y, exponential, output);
 }
 
 // Named kernels: NAME_COUNT_dtype. BLOCKS: that a multiprocessor shall hold of THREADS threads each, which bounds the registers.
 // Warps in blocks of more than 128 threads fill the GPU once, so that the next kernel is set up early.
-#define WARP_KERNEL(name, dtype, T, Output, COUNT, WHOLE, THREADS, BLOCKS)                   \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                           \
-        name##_##COUNT##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int shift) { \
-        wait_for_kernel_before(THREADS > 128 && blockDim.x == THREADS);                     \
-        warp_lines<T, Output, COUNT, WHOLE>(x, y, lines, len, shift);                       \
+#define WARP_KERNEL(name, dtype, T, Output, COUNT, WHOLE, THREADS, BLOCKS)                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                       \
+        name##_##COUNT##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int shift, Scaling<Real<T>> scaling) {   \
+        wait_for_kernel_before(THREADS > 128 && blockDim.x == THREADS);                                                 \
+        warp_lines<T, Output, COUNT, WHOLE>(x, y, lines, len, shift, scaling);                                          \
     }
-#define BLOCK_KERNEL(name, dtype, T, Output, COUNT, WHOLE, THREADS, BLOCKS)                              \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                        \
-        name##_##COUNT##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int ahead) {              \
-        __shared__ Normalizer<Real<T>> parts[MAX_WARPS];                                                 \
-        wait_for_kernel_before();                                                                        \
-        block_lines<T, Output, COUNT, WHOLE>(ahead > 0, x, y, lines, len, ahead, BlockExchange<Real<T>>{parts}); \
+#define BLOCK_KERNEL(name, dtype, T, Output, COUNT, WHOLE, THREADS, BLOCKS)                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                       \
+        name##_##COUNT##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int ahead, Scaling<Real<T>> scaling) {   \
+        __shared__ Normalizer<Real<T>> parts[MAX_WARPS];                                                                \
+        wait_for_kernel_before();                                                                                       \
+        const BlockExchange<Real<T>> exchange{parts};                                                                   \
+        block_lines<T, Output, COUNT, WHOLE>(ahead > 0, x, y, lines, len, ahead, scaling, exchange);                    \
     }
 // 64 x 151936 f32, of 512 blocks, takes 23.3 us, where they let the next kernel be set up 23.9.
-#define CLUSTER_KERNEL(name, dtype, T, Output, COUNT, WHOLE, THREADS, BLOCKS)                            \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                        \
-        name##_##COUNT##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int ahead) {              \
-        __shared__ Normalizer<Real<T>> parts[MAX_CLUSTER * THREADS / 32];                                \
-        __shared__ ArrivalBarrier arrived;                                                               \
-        ClusterExchange<Real<T>>::begin(arrived);                                                        \
-        wait_for_kernel_before(lines == 1, 512);                                                         \
-        const bool streaming = lines * len <= KEPT_BYTES / int64_t(sizeof(T));                           \
-        block_lines<T, Output, COUNT, WHOLE>(streaming, x, y, lines, len, ahead, ClusterExchange<Real<T>>{parts, arrived}); \
+#define CLUSTER_KERNEL(name, dtype, T, Output, COUNT, WHOLE, THREADS, BLOCKS)                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                       \
+        name##_##COUNT##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int ahead, Scaling<Real<T>> scaling) {   \
+        __shared__ Normalizer<Real<T>> parts[MAX_CLUSTER * THREADS / 32];                                               \
+        __shared__ ArrivalBarrier arrived;                                                                              \
+        ClusterExchange<Real<T>>::begin(arrived);                                                                       \
+        wait_for_kernel_before(lines == 1, 512);                                                                        \
+        const bool streaming = lines * len <= KEPT_BYTES / int64_t(sizeof(T));                                          \
+        const ClusterExchange<Real<T>> exchange{parts, arrived};                                                        \
+        block_lines<T, Output, COUNT, WHOLE>(streaming, x, y, lines, len, ahead, scaling, exchange);                    \
     }

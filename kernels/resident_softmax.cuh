@@ -24,7 +24,8 @@ constexpr int RESIDENT_TURNS = 2;
 // merge. The code is kept short: what is computed before the first copy, and what a loop does beside its elements, is waited for (8.0 us
 // became 7.8 without divisions; were all lengths constants, 7.4).
 template <typename T, template <typename> class Output, int HELD>
-__device__ __forceinline__ void resident_lines(const TensorMap& map, const T* x, T* y, int len, int inner, int rows, int streams) {
+__device__ __forceinline__ void resident_lines(const TensorMap& map, const T* x, T* y, int len, int inner, int rows, int streams,
+                                               Scaling<float> scaling) {
     using Exchange = ClusterExchange<float>;
     constexpr bool LOG = !Output<float>::OF_EXPONENTIAL;
     constexpr int COLUMNS = RESIDENT_COLUMNS, BOX = RESIDENT_BOX, WARPS = RESIDENT_WARPS, TURNS = RESIDENT_TURNS;
@@ -87,8 +88,8 @@ __device__ __forceinline__ void resident_lines(const TensorMap& map, const T* x,
     RelativeExponential exponential[2];
     float sum[2];
     const auto refer_to = [&](float first, float second) {
-        exponential[0] = RelativeExponential(part_reference(first));
-        exponential[1] = RelativeExponential(part_reference(second));
+        exponential[0] = RelativeExponential(part_reference(first), scaling);
+        exponential[1] = RelativeExponential(part_reference(second), scaling);
         sum[0] = sum[1] = 0;
     };
     const auto grow = [&](Unit<T> unit) { max = greater(max, unit); };
@@ -180,7 +181,7 @@ __device__ __forceinline__ void resident_lines(const TensorMap& map, const T* x,
 #pragma unroll 4
                 for (int block = 1; block < blocks; block++) join(others[block]);
             }
-            of_line[threadIdx.x] = {all.max, LOG ? all.sum : reciprocal(all.sum)};
+            of_line[threadIdx.x] = {all.max, LOG ? all.sum : reciprocal(all.sum + scaling.least)};
             near = all.sum >= 0.5f * HalfElement::EXP_SCALE && all.sum < HalfElement::EXP_SCALE * (LOG ? 0x1p40f : 0x1p80f);
         }
         return __syncthreads_and(near);
@@ -208,7 +209,7 @@ __device__ __forceinline__ void resident_lines(const TensorMap& map, const T* x,
         if constexpr (LOG) {
             // Rounded as the maximum's own exponential was in the sum
             state.sum /= exponential[c](part_reference(state.max));
-            output[c] = Output<float>(state);
+            output[c] = Output<float>(state, scaling);
         } else {
             output[c] = Output<float>::of_inverse(state.sum);
         }

@@ -8,7 +8,7 @@ constexpr int RUN_THREADS = 128;
 
 // `whole`: both tensors begin at multiples of 16 bytes; otherwise elements are accessed one by one.
 template <typename T, template <typename> class Output, int LEN>
-__device__ __forceinline__ void lines_of_runs(const T* x, T* y, int64_t lines, bool whole) {
+__device__ __forceinline__ void lines_of_runs(const T* x, T* y, int64_t lines, bool whole, Scaling<Real<T>> scaling) {
     using R = Real<T>;
     constexpr int SIZE = 16 / sizeof(T), PER_UNIT = Element<T>::PER_UNIT, PACKS = 32 * LEN;
     __shared__ Pack<T, SIZE> shared[RUN_THREADS / 32][PACKS];
@@ -48,11 +48,11 @@ __device__ __forceinline__ void lines_of_runs(const T* x, T* y, int64_t lines, b
         const R reference = part_reference(max);
 #pragma unroll
         for (int j = 0; j < LEN; j++) {
-            const R e = Element<T>::exponential(of_line[j] - reference);
+            const R e = exponential_of<T>(of_line[j] - reference, scaling);
             if (Output<R>::OF_EXPONENTIAL) of_line[j] = e;
             sum += e;
         }
-        const auto output = output_of_line<T, Output>(max, sum);
+        const auto output = output_of_line<T, Output>(max, sum, scaling);
 #pragma unroll
         for (int j = 0; j < LEN; j++) of_line[j] = output.of_kept(of_line[j]);
     }
@@ -68,9 +68,10 @@ __device__ __forceinline__ void lines_of_runs(const T* x, T* y, int64_t lines, b
 }
 
 // Named kernels: NAME_LEN_dtype.
-#define KERNEL(name, dtype, T, Output, LEN)                                                                                \
-    extern "C" __global__ void __launch_bounds__(RUN_THREADS) name##_##LEN##_##dtype(const T* x, T* y, int64_t lines, int whole) { \
-        lines_of_runs<T, Output, LEN>(x, y, lines, whole);                                                                 \
+#define KERNEL(name, dtype, T, Output, LEN)                                                    \
+    extern "C" __global__ void __launch_bounds__(RUN_THREADS)                                  \
+        name##_##LEN##_##dtype(const T* x, T* y, int64_t lines, int whole, Scaling<Real<T>> scaling) { \
+        lines_of_runs<T, Output, LEN>(x, y, lines, whole, scaling);                            \
     }
 #define KERNELS(dtype, T)                  \
     BOTH(KERNEL, run, dtype, T, 2)         \

@@ -55,22 +55,22 @@ __device__ __forceinline__ auto online_state(Logits& logits) {
     return state;
 }
 
-// What is stored for an element x, given the finished line; or of a part of the line, whose exponentials relative to its own
-// maximum are to be multiplied by `scale`, given the exponential or the element.
+// What is stored for a logit, given the finished line, whose maximum is one; or of a part of the line, whose exponentials relative to its own
+// maximum are to be multiplied by `factor`, given the exponential or the element, of which the maxima are some then.
 template <typename R>
 struct Probability {
     static constexpr bool OF_EXPONENTIAL = true;
     R max, inverse;
     Probability() = default;
-    __device__ __forceinline__ explicit Probability(Normalizer<R> line) : max(line.max), inverse(R(1) / line.sum) {}
-    __device__ __forceinline__ R operator()(R x) const { return exponential(x - max) * inverse; }
-    static __device__ __forceinline__ Probability of_part(R part_max, Normalizer<R> line, R scale) {
-        return of_term(part_max, {line.max, term(line)}, scale);
+    __device__ __forceinline__ Probability(Normalizer<R> line, Scaling<R> scaling) : max(part_reference(line.max)), inverse(term(line, scaling)) {}
+    __device__ __forceinline__ R operator()(R logit) const { return exponential(logit - max) * inverse; }
+    static __device__ __forceinline__ Probability of_part(R part_max, Normalizer<R> line, R factor, Scaling<R> scaling) {
+        return of_term(part_max, {line.max, term(line, scaling)}, factor, scaling);
     }
     // The same in two steps: what a line's parts have in common, in place of the sum, and what is left for each.
-    static __device__ __forceinline__ R term(Normalizer<R> line) { return R(1) / line.sum; }
-    static __device__ __forceinline__ Probability of_term(R part_max, Normalizer<R> line, R scale) {
-        return Probability(quick_exponential(part_max - line.max) * line.sum * scale);
+    static __device__ __forceinline__ R term(Normalizer<R> line, Scaling<R> scaling) { return R(1) / (line.sum + scaling.least); }
+    static __device__ __forceinline__ Probability of_term(R part_max, Normalizer<R> line, R factor, Scaling<R> scaling) {
+        return Probability(quick_exponential(scaling.logit(part_max - part_reference(line.max))) * line.sum * factor);
     }
     // Of exponentials the inverse of whose sum this is, whatever they are relative to
     static __device__ __forceinline__ Probability of_inverse(R inverse) { return Probability(inverse); }
@@ -84,25 +84,27 @@ template <typename R>
 struct LogProbability {
     static constexpr bool OF_EXPONENTIAL = false;
     R max, log_sum;
+    Scaling<R> scaling;
     LogProbability() = default;
-    __device__ __forceinline__ explicit LogProbability(Normalizer<R> line) : max(line.max), log_sum(logarithm(line.sum)) {}
-    __device__ __forceinline__ R operator()(R x) const { return (x - max) - log_sum; }
-    static __device__ __forceinline__ LogProbability of_part(R, Normalizer<R> line, R) { return LogProbability(line); }
-    static __device__ __forceinline__ R term(Normalizer<R> line) { return logarithm(line.sum); }
-    static __device__ __forceinline__ LogProbability of_term(R, Normalizer<R> line, R) {
-        return LogProbability(line.max, line.sum);
+    __device__ __forceinline__ LogProbability(Normalizer<R> line, Scaling<R> scaling) : LogProbability(line.max, term(line, scaling), scaling) {}
+    __device__ __forceinline__ R operator()(R logit) const { return (logit - max) - log_sum; }
+    static __device__ __forceinline__ LogProbability of_part(R, Normalizer<R> line, R, Scaling<R> scaling) { return LogProbability(line, scaling); }
+    static __device__ __forceinline__ R term(Normalizer<R> line, Scaling<R> scaling) { return logarithm(line.sum + scaling.least); }
+    static __device__ __forceinline__ LogProbability of_term(R, Normalizer<R> line, R, Scaling<R> scaling) {
+        return LogProbability(line.max, line.sum, scaling);
     }
-    __device__ __forceinline__ R of_kept(R x) const { return (*this)(x); }
+    __device__ __forceinline__ R of_kept(R x) const { return fma(x - max, scaling.scale, -log_sum); }
 
   private:
-    __device__ __forceinline__ LogProbability(R max, R log_sum) : max(max), log_sum(log_sum) {}
+    __device__ __forceinline__ LogProbability(R max, R log_sum, Scaling<R> scaling) : max(part_reference(max)), log_sum(log_sum), scaling(scaling) {}
 };
 
 // The output of a line that a thread knows all of, given its maximum and the sum of its exponentials, times EXP_SCALE.
 template <typename T, template <typename> class Output>
-__device__ __forceinline__ Output<Real<T>> output_of_line(Real<T> max, Real<T> sum) {
-    if constexpr (Output<Real<T>>::OF_EXPONENTIAL) return Output<Real<T>>::of_inverse(reciprocal(sum));
-    else return Output<Real<T>>(Normalizer<Real<T>>{max, sum * unscale<T>()});
+__device__ __forceinline__ Output<Real<T>> output_of_line(Real<T> max, Real<T> sum, Scaling<Real<T>> scaling) {
+    using R = Real<T>;
+    if constexpr (Output<R>::OF_EXPONENTIAL) return Output<R>::of_inverse(reciprocal(sum + scaling.least));
+    else return Output<R>(Normalizer<R>{max, sum * unscale<T>()}, scaling);
 }
 
 // The gradient of an element, given its result, the gradient of that, and the sum over the line: of g * y, or for log-softmax of g.
@@ -111,24 +113,27 @@ __device__ __forceinline__ Real<T> gradient_of(Real<T> y, Real<T> g, Real<T> sum
     return log ? g - Element<T>::probability(y) * sum : y * (g - sum);
 }
 
-// Stores what is asked for, which a kernel is told at run time where that costs it nothing.
+// Stores what is asked for, which a kernel is told at run time where that costs it nothing, given the state of all of a line.
 template <typename Logits>
-__device__ __forceinline__ void map_output(Logits& logits, Normalizer<typename Logits::R> line, bool log) {
-    if (log) logits.map(LogProbability<typename Logits::R>(line));
-    else logits.map(Probability<typename Logits::R>(line));
+__device__ __forceinline__ void map_output(Logits& logits, const SoftmaxState<typename Logits::R>& state, bool log) {
+    using R = typename Logits::R;
+    const auto line = state.finish_part_by(exponential(state.max - state.reference()));
+    if (log) logits.map(LogProbability<R>(line, logits.scaling));
+    else logits.map(Probability<R>(line, logits.scaling));
 }
 
 // The results of SIZE neighbours in a row, each of a line of its own, given what was kept of them: a number each, or units of
 // elements, whose exponentials relative to these references are computed again.
 template <typename T, int SIZE, typename Kept, typename Output>
-__device__ __forceinline__ Pack<T, SIZE> column_results(const Kept* kept, const Real<T> (&references)[SIZE], const Output (&output)[SIZE]) {
+__device__ __forceinline__ Pack<T, SIZE> column_results(const Kept* kept, const Real<T> (&references)[SIZE], const Output (&output)[SIZE],
+                                                       Scaling<Real<T>> scaling) {
     constexpr int PER_UNIT = Element<T>::PER_UNIT;
     return pack_of<T, SIZE>([&](int c) {
         if constexpr (std::is_same_v<Kept, Real<T>>) {
             return output[c].of_kept(kept[c]);
         } else {
             Real<T> number = Element<T>::of_unit(kept[c / PER_UNIT], c % PER_UNIT);
-            if constexpr (Output::OF_EXPONENTIAL) number = Element<T>::exponential(number - references[c]);
+            if constexpr (Output::OF_EXPONENTIAL) number = exponential_of<T>(number - references[c], scaling);
             return output[c].of_kept(number);
         }
     });

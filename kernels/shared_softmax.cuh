@@ -50,7 +50,7 @@ __device__ __forceinline__ Pack<T, 8> across_packs(const Pack<T, 8>& first, cons
 // Shared memory: the packs of a block, and one more if not ALIGNED, a state for each warp and for each block, a barrier for each
 // chunk and three more.
 template <typename T, template <typename> class Output, bool ALIGNED>
-__device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, int64_t len) {
+__device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, int64_t len, Scaling<float> scaling) {
     using Exchange = ClusterExchange<float>;
     constexpr bool LOG = !Output<float>::OF_EXPONENTIAL;
     constexpr int SIZE = 8, CHUNK = SHARED_THREADS, MORE = ALIGNED ? 0 : 1;
@@ -138,7 +138,7 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
 #pragma unroll 1
     for (int attempt = 0;; attempt++) {
         reference = part_reference(greater(samples[0].max, samples[1].max));
-        const RelativeExponential exponential(reference);
+        const RelativeExponential exponential(reference, scaling);
         float sums[4] = {0, 0, 0, 0};
         Unit<T> max = no_elements<T>();
         const auto take = [&](int step, float (&exponentials)[SIZE]) {
@@ -200,21 +200,21 @@ __device__ __forceinline__ void shared_lines(const T* x, T* y, int64_t lines, in
         const int at = step * CHUNK + int(threadIdx.x);
         if (at < mine) store_streaming(reinterpret_cast<Pack<T, SIZE>*>(y + at * SIZE), pack);
     };
-    const RelativeExponential exponential(reference);
+    const RelativeExponential exponential(reference, scaling);
     if constexpr (LOG) {
         const float max = warp_group_reduce(max_of_line, 32, the_greater);
-        const Output<float> output(Normalizer<float>{max, total / exponential(part_reference(max))});
+        const Output<float> output(Normalizer<float>{max, total / exponential(part_reference(max))}, scaling);
 #pragma unroll 2
         for (int step = 0; step < steps; step++) {
             const auto pack = pack_at(step * CHUNK + int(threadIdx.x));
             float results[SIZE];
 #pragma unroll
-            for (int i = 0; i < SIZE; i++) results[i] = output(Element<T>::of_unit(pack.units[i / 2], i % 2));
+            for (int i = 0; i < SIZE; i++) results[i] = output.of_kept(Element<T>::of_unit(pack.units[i / 2], i % 2));
             store_results(step, results);
         }
         return;
     }
-    const float factor = quick_reciprocal(total);
+    const float factor = quick_reciprocal(total + scaling.least);
 #pragma unroll
     for (int step = 0; step < SHARED_KEPT; step++) {
         float results[SIZE];

@@ -26,9 +26,6 @@ __device__ __forceinline__ Unit<T> greater_units(Unit<T> a, Unit<T> b) {
 __device__ __forceinline__ __half2 greater(__half2 a, __half2 b) { return greater_units<__half>(a, b); }
 __device__ __forceinline__ __nv_bfloat162 greater(__nv_bfloat162 a, __nv_bfloat162 b) { return greater_units<__nv_bfloat16>(a, b); }
 #endif
-// A product that is not fused into the addition behind it, which would change what the addition rounds away.
-__device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
 // Of a float in fewer instructions than a division, and as exact but where it is 0 or infinite
 __device__ __forceinline__ float reciprocal(float x) {
     const float y = __fdividef(1.0f, x);

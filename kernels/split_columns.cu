@@ -4,7 +4,8 @@
 #include "split_columns.cuh"
 
 template <typename T, bool WHOLE>
-__device__ __forceinline__ void columns_states(const T* x, Normalizer<Real<T>>* states, int64_t len, int64_t inner, int rows, int across) {
+__device__ __forceinline__ void columns_states(const T* x, Normalizer<Real<T>>* states, int64_t len, int64_t inner, int rows, int across,
+                                               Scaling<Real<T>> scaling) {
     using R = Real<T>;
     using Part = ColumnsPart<T, WHOLE>;
     constexpr int SIZE = Part::SIZE, TILE = Part::TILE;
@@ -17,6 +18,8 @@ __device__ __forceinline__ void columns_states(const T* x, Normalizer<Real<T>>* 
     own.each_tile(x, negative_infinity<R>(), [&](int, R(&tile)[SIZE][TILE]) {
 #pragma unroll
         for (int i = 0; i < SIZE; i++) {
+#pragma unroll
+            for (auto& element : tile[i]) element = scaling.logit(element);
             const R reference = state[i].grow(max_of(tile[i]));
 #pragma unroll
             for (auto& element : tile[i]) element = Element<T>::exponential(element - reference);
@@ -46,7 +49,7 @@ __device__ __forceinline__ void columns_states(const T* x, Normalizer<Real<T>>* 
 
 template <typename T, bool WHOLE>
 __device__ __forceinline__ void columns_apply(const T* x, const Normalizer<Real<T>>* states, T* y, int64_t len, int64_t inner, int rows,
-                                              int across, bool log) {
+                                              int across, bool log, Scaling<Real<T>> scaling) {
     using R = Real<T>;
     using Part = ColumnsPart<T, WHOLE>;
     constexpr int SIZE = Part::SIZE, TILE = Part::TILE;
@@ -63,31 +66,32 @@ __device__ __forceinline__ void columns_apply(const T* x, const Normalizer<Real<
     __syncthreads();
     for (int c = threadIdx.x; c < columns; c += SPLIT_COLUMNS_THREADS) {
         const auto line = merge_column(merged + c, sharers, columns);
-        of_line[c] = {line.max, log ? logarithm(line.sum) : unscale<T>() / line.sum};
+        of_line[c] = {line.max, log ? logarithm(line.sum + scaling.least) : unscale<T>() / (line.sum + scaling.least)};
     }
     __syncthreads();
-    R reference[SIZE], max[SIZE], term[SIZE];
+    R reference[SIZE], term[SIZE];
 #pragma unroll
     for (int i = 0; i < SIZE; i++) {
         const auto line = of_line[own.group.column * SIZE + i];
-        max[i] = line.max, term[i] = line.sum;
-        reference[i] = part_reference(max[i]);
+        reference[i] = part_reference(line.max), term[i] = line.sum;
     }
     own.each_tile(x, negative_infinity<R>(), [&](int first, const R(&tile)[SIZE][TILE]) {
         own.store(y, first, [&](int i, int k) {
-            return log ? (tile[i][k] - max[i]) - term[i] : Element<T>::exponential(tile[i][k] - reference[i]) * term[i];
+            const R relative = scaling.logit(tile[i][k]) - reference[i];
+            return log ? relative - term[i] : Element<T>::exponential(relative) * term[i];
         });
     });
 }
 
-#define KERNELS(any, dtype, T, WHOLE)                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(SPLIT_COLUMNS_THREADS, COLUMNS_BLOCKS<T>)                                               \
-        split_columns##any##_states_##dtype(const T* x, Normalizer<Real<T>>* states, int64_t len, int64_t inner, int rows, int across) { \
-        columns_states<T, WHOLE>(x, states, len, inner, rows, across);                                                                   \
-    }                                                                                                                                    \
-    extern "C" __global__ void __launch_bounds__(SPLIT_COLUMNS_THREADS, COLUMNS_BLOCKS<T>)                                               \
-        split_columns##any##_softmax_##dtype(const T* x, const Normalizer<Real<T>>* states, T* y, int64_t len, int64_t inner, int rows,  \
-                               int across, int log) {                                                                                    \
-        columns_apply<T, WHOLE>(x, states, y, len, inner, rows, across, log);                                                            \
+#define KERNELS(any, dtype, T, WHOLE)                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(SPLIT_COLUMNS_THREADS, COLUMNS_BLOCKS<T>)                                              \
+        split_columns##any##_states_##dtype(const T* x, Normalizer<Real<T>>* states, int64_t len, int64_t inner, int rows, int across,  \
+                                            Scaling<Real<T>> scaling) {                                                                 \
+        columns_states<T, WHOLE>(x, states, len, inner, rows, across, scaling);                                                         \
+    }                                                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(SPLIT_COLUMNS_THREADS, COLUMNS_BLOCKS<T>)                                              \
+        split_columns##any##_softmax_##dtype(const T* x, const Normalizer<Real<T>>* states, T* y, int64_t len, int64_t inner, int rows, \
+                                             int across, int log, Scaling<Real<T>> scaling) {                                           \
+        columns_apply<T, WHOLE>(x, states, y, len, inner, rows, across, log, scaling);                                                  \
     }
 FOR_EACH_NARROW_UNIT

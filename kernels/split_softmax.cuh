@@ -30,9 +30,28 @@ struct SplitLine {
     }
 };
 
+// A line's state is of logits, whose reference follows the maximum by steps of 8, and so is what is relative to it: exp(logit - reference) times EXP_SCALE, …
+template <typename T>
+struct LogitExponential {
+    Real<T> reference;
+    Scaling<Real<T>> scaling;
+    __device__ __forceinline__ Real<T> operator()(Real<T> x) const { return Element<T>::exponential(scaling.logit(x) - reference); }
+};
+// … and what is made of exponentials, or of elements.
+template <typename Output, typename R>
+struct OfElements {
+    static constexpr bool OF_EXPONENTIAL = Output::OF_EXPONENTIAL;
+    Output output;
+    Scaling<R> scaling;
+    __device__ __forceinline__ R of_kept(R kept) const {
+        if constexpr (Output::OF_EXPONENTIAL) return output.of_kept(kept);
+        else return output(scaling.logit(kept));
+    }
+};
+
 // Grid: parts x lines. Leaves the state of (line, part) in parts_of[line * parts + part].
 template <typename T, int COUNT, bool WHOLE>
-__device__ __forceinline__ void split_states(const T* x, Normalizer<Real<T>>* parts_of, const T* y, int64_t len) {
+__device__ __forceinline__ void split_states(const T* x, Normalizer<Real<T>>* parts_of, const T* y, int64_t len, Scaling<Real<T>> scaling) {
     using R = Real<T>;
     wait_for_kernel_before();
     const int64_t total = gridDim.y * len;
@@ -50,8 +69,8 @@ __device__ __forceinline__ void split_states(const T* x, Normalizer<Real<T>>* pa
         } else if (n + line.parts < tiles) {
             next.load(PlainAccess{}, x, y, total);
         }
-        const R reference = state.grow(held.max());
-        state.add(held.template exponentiate<Probability<R>>(ExactExponential<T>(reference)) * unscale<T>());
+        const R reference = state.grow(scaling.logit(held.max()));
+        state.add(held.template exponentiate<Probability<R>>(LogitExponential<T>{reference, scaling}) * unscale<T>());
     }
     __shared__ Normalizer<R> of_warps[MAX_WARPS];
     const auto part = block_merge(state.template finish_part<T>(), of_warps);
@@ -59,7 +78,7 @@ __device__ __forceinline__ void split_states(const T* x, Normalizer<Real<T>>* pa
 }
 
 template <typename T, template <typename> class Output, int COUNT, bool WHOLE>
-__device__ __forceinline__ void split_apply(const T* x, const Normalizer<Real<T>>* parts_of, T* y, int64_t len) {
+__device__ __forceinline__ void split_apply(const T* x, const Normalizer<Real<T>>* parts_of, T* y, int64_t len, Scaling<Real<T>> scaling) {
     using R = Real<T>;
     const int number = gridDim.y - 1 - blockIdx.y;
     const int64_t total = gridDim.y * len;
@@ -71,8 +90,7 @@ __device__ __forceinline__ void split_apply(const T* x, const Normalizer<Real<T>
     constexpr int AT_ONCE = sizeof(R) == 8 ? 2 : 9;  // Two parts a multiprocessor are 264.
     __shared__ Normalizer<R> told;
     const auto whole = merge_far_parts<AT_ONCE>(parts_of + number * int64_t(gridDim.x), line.parts, &told);
-    const R max = whole.max;
-    const auto output = Output<R>::of_part(max, whole, unscale<T>());
+    const OfElements<Output<R>, R> output{output_of_line<T, Output>(whole.max, whole.sum * Element<T>::EXP_SCALE, scaling), scaling};
 #pragma unroll 1
     for (int n = last; n >= line.part; n -= line.parts) {
         auto held = next;
@@ -80,7 +98,7 @@ __device__ __forceinline__ void split_apply(const T* x, const Normalizer<Real<T>
             next = line.tile(n - line.parts);
             next.load(PlainAccess{}, x, y, total);
         }
-        const ExactExponential<T> exponential(max);
+        const LogitExponential<T> exponential{part_reference(whole.max), scaling};
         held.template exponentiate<Output<R>>(exponential);
         held.store(StreamingAccess{}, y, exponential, output);
     }
@@ -90,13 +108,13 @@ __device__ __forceinline__ void split_apply(const T* x, const Normalizer<Real<T>
 template <typename T>
 constexpr int TILE_COUNT = sizeof(T) == 8 ? 8 : sizeof(T) == 2 ? 32 : 16;
 
-#define STATES(name, dtype, T, WHOLE)                                                     \
-    extern "C" __global__ void __launch_bounds__(512, 2)                                  \
-        name##_##dtype(const T* x, Normalizer<Real<T>>* parts, const T* y, int64_t len) { \
-        split_states<T, TILE_COUNT<T>, WHOLE>(x, parts, y, len);                   \
+#define STATES(name, dtype, T, WHOLE)                                                                               \
+    extern "C" __global__ void __launch_bounds__(512, 2)                                                            \
+        name##_##dtype(const T* x, Normalizer<Real<T>>* parts, const T* y, int64_t len, Scaling<Real<T>> scaling) { \
+        split_states<T, TILE_COUNT<T>, WHOLE>(x, parts, y, len, scaling);                                           \
     }
-#define APPLY(name, dtype, T, Output, WHOLE)                                              \
-    extern "C" __global__ void __launch_bounds__(512, 2)                                  \
-        name##_##dtype(const T* x, const Normalizer<Real<T>>* parts, T* y, int64_t len) { \
-        split_apply<T, Output, TILE_COUNT<T>, WHOLE>(x, parts, y, len);            \
+#define APPLY(name, dtype, T, Output, WHOLE)                                                                        \
+    extern "C" __global__ void __launch_bounds__(512, 2)                                                            \
+        name##_##dtype(const T* x, const Normalizer<Real<T>>* parts, T* y, int64_t len, Scaling<Real<T>> scaling) { \
+        split_apply<T, Output, TILE_COUNT<T>, WHOLE>(x, parts, y, len, scaling);                                    \
     }

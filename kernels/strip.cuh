@@ -9,7 +9,8 @@
 // tell(c, max, sum) for each of the thread's columns: the maximum of it in this warp, of whose threads ACROSS share a row, and the sum relative to that.
 // Exponentials take the elements' places where that is as many registers, and the results are made of them.
 template <typename T, typename Output, int ACROSS, int UNITS, int ROWS, typename F>
-__device__ __forceinline__ void sum_columns(Unit<T> (&held)[ROWS * UNITS], Real<T> (&max)[UNITS * Element<T>::PER_UNIT], const F& tell) {
+__device__ __forceinline__ void sum_columns(Unit<T> (&held)[ROWS * UNITS], Real<T> (&max)[UNITS * Element<T>::PER_UNIT], Scaling<Real<T>> scaling,
+                                            const F& tell) {
     using R = Real<T>;
     constexpr int PER_UNIT = Element<T>::PER_UNIT;
 #pragma unroll
@@ -26,7 +27,7 @@ __device__ __forceinline__ void sum_columns(Unit<T> (&held)[ROWS * UNITS], Real<
             R sums[4] = {0, 0, 0, 0};
 #pragma unroll
             for (int k = 0; k < ROWS; k++) {
-                const R e = Element<T>::exponential(Element<T>::of_unit(held[k * UNITS + u], i) - reference);
+                const R e = exponential_of<T>(Element<T>::of_unit(held[k * UNITS + u], i) - reference, scaling);
                 if constexpr (PER_UNIT == 1 && Output::OF_EXPONENTIAL) held[k * UNITS + u] = e;
                 sums[k % 4] += e;
             }
@@ -41,7 +42,7 @@ __device__ __forceinline__ void sum_columns(Unit<T> (&held)[ROWS * UNITS], Real<
 // are two in turn: a block may be one strip ahead of another. Then `of_line` has each column's maximum and term.
 template <typename Output, int THREADS, int COLUMNS, typename R>
 __device__ __forceinline__ void merge_strip(const Normalizer<R>* of_warp, Normalizer<R>* of_blocks, Normalizer<R>* of_line,
-                                            ArrivalBarrier* exchanged, int blocks, int rank, int turn) {
+                                            ArrivalBarrier* exchanged, int blocks, int rank, int turn, Scaling<R> scaling) {
     const Normalizer<R>* parts = of_warp;
     int count = THREADS / 32;
     if (blocks > 1) {
@@ -51,7 +52,7 @@ __device__ __forceinline__ void merge_strip(const Normalizer<R>* of_warp, Normal
         constexpr int ALIKE = THREADS / COLUMNS;
         const int c = threadIdx.x % COLUMNS;
         if (threadIdx.x < ALIKE * COLUMNS) {
-            const auto part = merge_column(of_warp + c, THREADS / 32, COLUMNS);
+            const auto part = merge_column(of_warp + c, THREADS / 32, COLUMNS, scaling.scale);
             for (int block = threadIdx.x / COLUMNS; block < blocks; block += ALIKE) {
                 send(block, of_block + rank * COLUMNS + c, part, arrived);
             }
@@ -61,7 +62,7 @@ __device__ __forceinline__ void merge_strip(const Normalizer<R>* of_warp, Normal
         count = blocks;
     }
     for (int c = threadIdx.x; c < COLUMNS; c += THREADS) {
-        const auto line = merge_column(parts + c, count, COLUMNS);
-        of_line[c] = {line.max, Output::term(line)};
+        const auto line = merge_column(parts + c, count, COLUMNS, scaling.scale);
+        of_line[c] = {line.max, Output::term(line, scaling)};
     }
 }

@@ -17,7 +17,7 @@ struct OddStrip {
 
 // `rows`: of a block. Shared memory: the rows a block may have, (warps + 2 x blocks + 1) x columns states, two barriers.
 template <typename T, template <typename> class Output>
-__device__ __forceinline__ void strip_odd_lines(const T* x, T* y, int len, int inner, int strips, int rows) {
+__device__ __forceinline__ void strip_odd_lines(const T* x, T* y, int len, int inner, int strips, int rows, Scaling<Real<T>> scaling) {
     using R = Real<T>;
     using S = OddStrip<T>;
     using Exchange = ClusterExchange<R>;
@@ -107,12 +107,12 @@ __device__ __forceinline__ void strip_odd_lines(const T* x, T* y, int len, int i
 
         // The maximum of a column in this warp, and the sum relative to it.
         R max[SIZE];
-        sum_columns<T, Output<R>, 32, UNITS, ROWS>(held, max, [&](int c, R max, R sum) {
+        sum_columns<T, Output<R>, 32, UNITS, ROWS>(held, max, scaling, [&](int c, R max, R sum) {
             of_warp[warp * COLUMNS + column[c]] = {max, sum * unscale<T>()};
         });
         __syncthreads();
 
-        merge_strip<Output<R>, S::THREADS, COLUMNS>(of_warp, of_blocks, of_line, exchanged, blocks, rank, turn);
+        merge_strip<Output<R>, S::THREADS, COLUMNS>(of_warp, of_blocks, of_line, exchanged, blocks, rank, turn, scaling);
         __syncthreads();
 
         // What is to be computed again must not be kept from the first time.
@@ -124,14 +124,14 @@ __device__ __forceinline__ void strip_odd_lines(const T* x, T* y, int len, int i
         bool written[SIZE];
 #pragma unroll
         for (int c = 0; c < SIZE; c++) {
-            output[c] = Output<R>::of_term(max[c], of_line[column[c]], unscale<T>());
+            output[c] = Output<R>::of_term(max[c], of_line[column[c]], unscale<T>(), scaling);
             max[c] = part_reference(max[c]);
             written[c] = number(c) < S::WRITTEN && first + column[c] >= 0 && first + column[c] < inner;
         }
         T* to = y + place + (S::SECTOR - before) + number(0);
 #pragma unroll
         for (int k = 0; k < ROWS; k++, to += jump) {
-            auto pack = column_results<T, SIZE>(held + k * UNITS, max, output);
+            auto pack = column_results<T, SIZE>(held + k * UNITS, max, output, scaling);
             if (k * WARPS >= mine) continue;
 #pragma unroll
             for (int u = 0; u < UNITS; u++) {
@@ -148,8 +148,8 @@ __device__ __forceinline__ void strip_odd_lines(const T* x, T* y, int len, int i
     }
 }
 
-#define STRIP_ODD_KERNEL(name, dtype, T, Output, ...)                                              \
-    extern "C" __global__ void __launch_bounds__(OddStrip<T>::THREADS, 512 / OddStrip<T>::THREADS) \
-        name##_##dtype(const T* x, T* y, int len, int inner, int strips, int rows) {               \
-        strip_odd_lines<T, Output>(x, y, len, inner, strips, rows);                                \
+#define STRIP_ODD_KERNEL(name, dtype, T, Output, ...)                                                          \
+    extern "C" __global__ void __launch_bounds__(OddStrip<T>::THREADS, 512 / OddStrip<T>::THREADS)             \
+        name##_##dtype(const T* x, T* y, int len, int inner, int strips, int rows, Scaling<Real<T>> scaling) { \
+        strip_odd_lines<T, Output>(x, y, len, inner, strips, rows, scaling);                                   \
     }

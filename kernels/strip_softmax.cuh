@@ -13,7 +13,8 @@ constexpr int STRIP_THREADS = 256;
 // each row. `rows`: of a block, a multiple of 8 for each box of up to 256 that is copied at once. Shared memory: the rows a
 // block may have, (warps + 2 x blocks + 1) x columns states, three barriers.
 template <typename T, template <typename> class Output, int ACROSS, int UNITS, int ROWS, bool WHOLE>
-__device__ __forceinline__ void strip_lines(const TensorMap& x, T* y, int len, int inner, int strips, int rows, int before) {
+__device__ __forceinline__ void strip_lines(const TensorMap& x, T* y, int len, int inner, int strips, int rows, int before,
+                                            Scaling<Real<T>> scaling) {
     using R = Real<T>;
     using Exchange = ClusterExchange<R>;
     constexpr int PER_UNIT = Element<T>::PER_UNIT, SIZE = UNITS * PER_UNIT, COLUMNS = ACROSS * SIZE;
@@ -90,14 +91,14 @@ __device__ __forceinline__ void strip_lines(const TensorMap& x, T* y, int len, i
 
         // The maximum of a column in this warp, and the sum relative to it.
         R max[SIZE], sum[SIZE];
-        sum_columns<T, Output<R>, ACROSS, UNITS, ROWS>(held, max, [&](int c, R, R of_column) { sum[c] = of_column; });
+        sum_columns<T, Output<R>, ACROSS, UNITS, ROWS>(held, max, scaling, [&](int c, R, R of_column) { sum[c] = of_column; });
         if (threadIdx.x % 32 < ACROSS) {
 #pragma unroll
             for (int c = 0; c < SIZE; c++) of_warp[warp * COLUMNS + column * SIZE + c] = {max[c], sum[c] * unscale<T>()};
         }
         __syncthreads();
 
-        merge_strip<Output<R>, STRIP_THREADS, COLUMNS>(of_warp, of_blocks, of_line, exchanged, blocks, rank, turn);
+        merge_strip<Output<R>, STRIP_THREADS, COLUMNS>(of_warp, of_blocks, of_line, exchanged, blocks, rank, turn, scaling);
         __syncthreads();
 
         // What is to be computed again must not be kept from the first time.
@@ -108,21 +109,22 @@ __device__ __forceinline__ void strip_lines(const TensorMap& x, T* y, int len, i
         Output<R> output[SIZE];
 #pragma unroll
         for (int c = 0; c < SIZE; c++) {
-            output[c] = Output<R>::of_term(max[c], of_line[column * SIZE + c], unscale<T>());
+            output[c] = Output<R>::of_term(max[c], of_line[column * SIZE + c], unscale<T>(), scaling);
             max[c] = part_reference(max[c]);
         }
         T* to = y + (int64_t(outer) * len + rank * rows + row) * inner + first;
         const int stored = first < inner ? mine : 0;
 #pragma unroll
         for (int k = 0; k < ROWS; k++, to += jump) {
-            const auto pack = column_results<T, SIZE>(held + k * UNITS, max, output);
+            const auto pack = column_results<T, SIZE>(held + k * UNITS, max, output, scaling);
             if (k * DOWN < stored) store_by(results_first, reinterpret_cast<Pack<T, SIZE>*>(to), pack);
         }
     }
 }
 
-#define STRIP_KERNEL(name, dtype, T, Output, ACROSS, UNITS, ROWS, WHOLE)                                                  \
-    extern "C" __global__ void __launch_bounds__(STRIP_THREADS, 2)                                                        \
-        name##_##dtype(const __grid_constant__ TensorMap x, T* y, int len, int inner, int strips, int rows, int before) { \
-        strip_lines<T, Output, ACROSS, UNITS, ROWS, WHOLE>(x, y, len, inner, strips, rows, before);                       \
+#define STRIP_KERNEL(name, dtype, T, Output, ACROSS, UNITS, ROWS, WHOLE)                                                \
+    extern "C" __global__ void __launch_bounds__(STRIP_THREADS, 2)                                                      \
+        name##_##dtype(const __grid_constant__ TensorMap x, T* y, int len, int inner, int strips, int rows, int before, \
+                       Scaling<Real<T>> scaling) {                                                                      \
+        strip_lines<T, Output, ACROSS, UNITS, ROWS, WHOLE>(x, y, len, inner, strips, rows, before, scaling);            \
     }

@@ -8,7 +8,7 @@
 // 2^shift threads share a line, up to WORDS words each. `log`: the logarithms of the probabilities. Shared memory: the tile and its
 // margin.
 template <typename T, int WORDS>
-__device__ __forceinline__ void tile_lines(const T* x, T* y, int64_t lines, int len, int shift, bool log) {
+__device__ __forceinline__ void tile_lines(const T* x, T* y, int64_t lines, int len, int shift, bool log, Scaling<Real<T>> scaling) {
     using R = Real<T>;
     constexpr int PER_UNIT = Element<T>::PER_UNIT;
     // Exponentials take the place of the elements, but many of half precision stay two to a register and are computed twice.
@@ -32,16 +32,17 @@ __device__ __forceinline__ void tile_lines(const T* x, T* y, int64_t lines, int 
     wait_for_tiles(arrived);
     TileUnits<T, WORDS> held_units;
     const R max = warp_group_reduce(held_units.load(own, tile.elements), group, [](R a, R b) { return greater(a, b); });
+    const R reference = part_reference(max);
     auto& elements = held_units.elements;
     auto& ends = held_units.ends;
 
-    // What is kept of an element, x - max of it or the exponential, becomes the result by a factor and a summand.
+    // What is kept of an element, how far it is from the maximum or the exponential, becomes the result by a factor and a summand.
     Held held[WORDS * HELD], held_of_ends[HELD];
     R sums[4] = {0, 0, 0, 0};
     const auto exponentiate = [&](Unit<T> unit, Held* held, int k) {
 #pragma unroll
         for (int i = 0; i < PER_UNIT; i++) {
-            const R shifted = Element<T>::of_unit(unit, i) - max, e = Element<T>::exponential(shifted);
+            const R shifted = Element<T>::of_unit(unit, i) - reference, e = exponential_of<T>(shifted, scaling);
             if constexpr (KEEPS) held[i] = log ? shifted : e;
             sums[(k * PER_UNIT + i) % 4] += e;
         }
@@ -55,8 +56,8 @@ __device__ __forceinline__ void tile_lines(const T* x, T* y, int64_t lines, int 
 #pragma unroll
         for (int k = from; k < from + FEW && k < WORDS; k++) exponentiate(elements[k], held + k * HELD, k);
     });
-    const R sum = warp_group_reduce(pairwise_sum(sums), group, [](R a, R b) { return a + b; }) * unscale<T>();
-    const R factor = log ? R(1) : unscale<T>() / sum, summand = log ? -logarithm(sum) : R(0);
+    const R sum = warp_group_reduce(pairwise_sum(sums), group, [](R a, R b) { return a + b; }) * unscale<T>() + scaling.least;
+    const R factor = log ? scaling.scale : unscale<T>() / sum, summand = log ? -logarithm(sum) : R(0);
     const auto result = [&](const Held* held) {
         R results[PER_UNIT];
 #pragma unroll
@@ -65,8 +66,8 @@ __device__ __forceinline__ void tile_lines(const T* x, T* y, int64_t lines, int 
             if constexpr (KEEPS) {
                 kept = held[i];
             } else {
-                kept = Element<T>::of_unit(held[0], i) - max;
-                if (!log) kept = Element<T>::exponential(kept);
+                kept = Element<T>::of_unit(held[0], i) - reference;
+                if (!log) kept = exponential_of<T>(kept, scaling);
             }
             results[i] = fma(kept, factor, summand);
         }
@@ -105,10 +106,10 @@ __device__ __forceinline__ void tile_lines(const T* x, T* y, int64_t lines, int 
 }
 
 // Named kernels: tile_softmax_WORDS_dtype. Up to 8, 16 and 32 words to a thread, and one more so that shares of an odd number fit.
-#define TILE_KERNEL(dtype, T, WORDS)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(TILE_THREADS)                                                         \
-        tile_softmax_##WORDS##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int shift, int log) {             \
-        tile_lines<T, WORDS>(x, y, lines, int(len), shift, log);                                                       \
+#define TILE_KERNEL(dtype, T, WORDS)                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(TILE_THREADS)                                                                        \
+        tile_softmax_##WORDS##_##dtype(const T* x, T* y, int64_t lines, int64_t len, int shift, int log, Scaling<Real<T>> scaling) { \
+        tile_lines<T, WORDS>(x, y, lines, int(len), shift, log, scaling);                                                             \
     }
 #define SINGLE(dtype, T) TILE_KERNEL(dtype, T, 9) TILE_KERNEL(dtype, T, 33)
 #define HALF(dtype, T) TILE_KERNEL(dtype, T, 9) TILE_KERNEL(dtype, T, 17)

@@ -159,8 +159,8 @@ impl Key {
             Kernel::FusedGroup { backward, scores, pairs } => {
                 fused("group", backward, of_scores(scores)) + of_pairs(pairs)
             }
-            Kernel::FusedColumn { backward, columns, rows, whole } => {
-                fused("column", backward, any(whole)) + &format!("_{columns}x{rows}")
+            Kernel::FusedBackwardColumn { columns, rows, whole } => {
+                format!("fused_backward_column{}_{columns}x{rows}", any(whole))
             }
             Kernel::FusedRows { backward, scores } => fused("rows", backward, of_scores(scores)),
             Kernel::StatisticsRows => "statistics_rows".into(),
@@ -424,11 +424,8 @@ mod tests {
                     Kernel::BackwardColumn { columns: 4, rows: 8, whole },
                     Kernel::BackwardColumn { columns: 1, rows: 16, whole },
                     Kernel::BackwardColumn { columns: 1, rows: 32, whole },
-                    Kernel::FusedColumn { backward: false, columns: 4, rows: 8, whole },
-                    Kernel::FusedColumn { backward: false, columns: 1, rows: 16, whole },
-                    Kernel::FusedColumn { backward: false, columns: 1, rows: 32, whole },
-                    Kernel::FusedColumn { backward: true, columns: 4, rows: 8, whole },
-                    Kernel::FusedColumn { backward: true, columns: 1, rows: 16, whole },
+                    Kernel::FusedBackwardColumn { columns: 4, rows: 8, whole },
+                    Kernel::FusedBackwardColumn { columns: 1, rows: 16, whole },
                     Kernel::Grid,
                     Kernel::Strip(Strips::Narrow),
                     Kernel::Strip(Strips::Wide),
@@ -463,8 +460,7 @@ mod tests {
                     Kernel::Column { columns: 2, rows: 16, of: Rows::Packs },
                     Kernel::Column { columns: 1, rows: 16, of: Rows::Any },
                     Kernel::BackwardColumn { columns: 1, rows: 16, whole },
-                    Kernel::FusedColumn { backward: false, columns: 1, rows: 16, whole },
-                    Kernel::FusedColumn { backward: true, columns: 1, rows: 16, whole },
+                    Kernel::FusedBackwardColumn { columns: 1, rows: 16, whole },
                     Kernel::BackwardWarp { count: 8 },
                     Kernel::BackwardBlock { count: 8, whole },
                     Kernel::BackwardBlock { count: 8, whole: any },
@@ -513,14 +509,10 @@ mod tests {
                     Kernel::BackwardColumn { columns: 2, rows: 16, whole },
                     Kernel::BackwardColumn { columns: 4, rows: 24, whole },
                     Kernel::BackwardColumn { columns: 2, rows: 16, whole: any },
-                    Kernel::FusedColumn { backward: false, columns: 8, rows: 8, whole },
-                    Kernel::FusedColumn { backward: false, columns: 2, rows: 16, whole },
-                    Kernel::FusedColumn { backward: false, columns: 4, rows: 24, whole },
-                    Kernel::FusedColumn { backward: false, columns: 2, rows: 16, whole: any },
-                    Kernel::FusedColumn { backward: true, columns: 4, rows: 8, whole },
-                    Kernel::FusedColumn { backward: true, columns: 2, rows: 16, whole },
-                    Kernel::FusedColumn { backward: true, columns: 4, rows: 12, whole },
-                    Kernel::FusedColumn { backward: true, columns: 2, rows: 16, whole: any },
+                    Kernel::FusedBackwardColumn { columns: 4, rows: 8, whole },
+                    Kernel::FusedBackwardColumn { columns: 2, rows: 16, whole },
+                    Kernel::FusedBackwardColumn { columns: 4, rows: 12, whole },
+                    Kernel::FusedBackwardColumn { columns: 2, rows: 16, whole: any },
                     Kernel::Grid,
                     Kernel::Shared { aligned: true },
                     Kernel::Shared { aligned: false },

@@ -1,6 +1,6 @@
 //! Softmax with what models put around it, on CUDA: the call as the kernels of `kernels/fused.cuh` read it.
 
-use super::launch::{self, CudaElement};
+use super::launch::{self, CudaElement, Scaling};
 use super::plan::{self, FusedBiasPlan, FusedKind, FusedLines, Kernel, Plan};
 use super::sums::sum_over;
 use super::{alignment, by_dtype, functions};
@@ -79,6 +79,12 @@ struct Addresses {
 }
 
 impl Addresses {
+    /// Whether there is nothing beside scores and result.
+    fn has_scores_alone(&self) -> bool {
+        let &Self { bias, mask, sinks, gradient, logits_gradient, .. } = self;
+        [bias, mask, sinks, gradient, logits_gradient] == [0; 5]
+    }
+
     /// What the addresses of all contiguous tensors are multiples of.
     fn common_alignment(&self) -> usize {
         alignment(self.scores | self.gradient | self.result | self.logits_gradient)
@@ -282,9 +288,21 @@ fn addresses<'a>(
 
 impl<'a> Task<'a> {
     fn run(&self) -> Result<()> {
+        if let Some(scaling) = self.scaling() {
+            return by_dtype!(NAME, self.dtype, launch_softmax(self, scaling));
+        }
         let facts = functions::facts(self.device)?;
         let plan = plan::fused(self.geometry.lines, self.kind(), self.dtype.size_in_bytes(), facts);
         by_dtype!(NAME, self.dtype, launch(self, plan))
+    }
+
+    /// Where nothing is asked for but a scale, which softmax's own kernels have for nothing: theirs.
+    fn scaling(&self) -> Option<Scaling> {
+        let &Self { options, dtype, out, tensors, .. } = self;
+        let &Options { scale, softcap, window, dropout, masked_rows, .. } = options;
+        let alone = softcap.is_none() && window.is_none() && dropout.is_none() && tensors.has_scores_alone();
+        // Its product with log2 e is a number, and where that with a difference is small, the difference is a number.
+        (alone && out == dtype && (1e-30..1e30).contains(&scale)).then_some(Scaling { scale, masked_rows })
     }
 
     /// Runs a backward pass, and returns the gradient of the bias: by a kernel that adds up the logits', or by one that writes them all.
@@ -347,7 +365,12 @@ impl<'a> Task<'a> {
             whole,
             alignment: tensors.common_alignment(),
             scale_alone,
-            column: scale_alone && scaled && options.window.is_none() && tensors.sinks == 0 && tensors.result != 0,
+            column: backward
+                && scale_alone
+                && scaled
+                && options.window.is_none()
+                && tensors.sinks == 0
+                && tensors.result != 0,
             queries: options.window.map_or(0, |window| window.queries),
             scores: scaled && scores,
             capped: options.softcap.is_some(),
@@ -522,6 +545,13 @@ where
     // SAFETY: the addresses are of storages as large as the geometry says, checked when they were taken; a plan covers all
     // lines, and the kernels mask or stride over what lies beyond.
     unsafe { launch::fused::<T, _>(task.device, call, task.geometry.lines, plan) }
+}
+
+fn launch_softmax<T: CudaElement>(task: &Task, scaling: Scaling) -> Result<()> {
+    let Addresses { scores, result, .. } = task.tensors;
+    let how = (None, task.options.output, scaling);
+    // SAFETY: the addresses are of as many elements as the geometry has, checked when they were taken.
+    unsafe { launch::softmax_at::<T>(task.device, [scores, result], task.geometry.lines, how) }
 }
 
 fn launch_of_bias<T: CudaElement>(task: &Task, plan: FusedBiasPlan, of: &SumOver, sums: u64) -> Result<()>

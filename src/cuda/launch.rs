@@ -6,6 +6,7 @@ use super::plan::{
     NARROW_ALONE, PACK_BYTES, RESIDENT_BOX, RESIDENT_COLUMNS,
 };
 use super::{alignment, sums};
+use crate::fused::MaskedRows;
 use crate::lines::Lines;
 use crate::loss_of_lines::LossOfLines;
 use crate::op::{Output, Schedule};
@@ -48,20 +49,53 @@ impl CudaElement for bf16 {
     type Real = f32;
 }
 
+/// What makes logits of elements: `Scaling` of `kernels/element.cuh`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scaling {
+    /// Above 0, and a normal number of what is computed in.
+    pub scale: f64,
+    /// What a line becomes that is −∞ everywhere.
+    pub masked_rows: MaskedRows,
+}
+
+impl Scaling {
+    /// Of softmax itself.
+    pub const NONE: Self = Self { scale: 1.0, masked_rows: MaskedRows::Nan };
+
+    /// Three numbers of `R`, f32 or f64.
+    fn bits<R>(self) -> [u64; 3] {
+        let least = match self.masked_rows {
+            MaskedRows::Zero => 1e-30,
+            MaskedRows::Nan => 0.0,
+        };
+        let numbers = [self.scale, self.scale * std::f64::consts::LOG2_E, least];
+        if size_of::<R>() == size_of::<f64>() {
+            numbers.map(f64::to_bits)
+        } else {
+            let [scale, steepness, least] = numbers.map(|x| u64::from((x as f32).to_bits()));
+            [scale | steepness << 32, least, 0]
+        }
+    }
+}
+
 /// Arguments of a kernel, each passed by the address of a copy.
 #[derive(Clone, Copy)]
 struct Arguments {
-    values: [u64; 13],
+    values: [[u64; 3]; 13],
     count: usize,
 }
 
 impl Arguments {
     fn new() -> Self {
-        Self { values: [0; 13], count: 0 }
+        Self { values: [[0; 3]; 13], count: 0 }
     }
 
     /// A pointer or a 64-bit number; a 32-bit one is its low half.
-    fn push(mut self, value: u64) -> Self {
+    fn push(self, value: u64) -> Self {
+        self.push_bits([value, 0, 0])
+    }
+
+    fn push_bits(mut self, value: [u64; 3]) -> Self {
         self.values[self.count] = value;
         self.count += 1;
         self
@@ -168,30 +202,45 @@ pub(super) fn softmax<T: CudaElement>(
     x: Option<CudaView<'_, T>>,
     y: &mut CudaViewMut<'_, T>,
     lines: Lines,
-    schedule: Option<Schedule>,
-    output: Output,
+    how: (Option<Schedule>, Output, Scaling),
 ) -> Result<()> {
     check_lengths(lines, [x.as_ref().map_or(y.len(), |x| x.len()), y.len()])?;
     let stream = device.cuda_stream();
-    let key = |kernel| Key { kernel, output, dtype: T::NAME };
     let x_and_read = x.as_ref().map(|x| x.device_ptr(&stream));
     let (y, _y_written) = y.device_ptr_mut(&stream);
     let x = x_and_read.as_ref().map_or(y, |(x, _read)| *x);
+    // SAFETY: both hold the elements of `lines`, and are read and written on this stream.
+    unsafe { softmax_at::<T>(device, [x, y], lines, how) }
+}
+
+/// The same by the addresses of input and output.
+///
+/// # Safety
+/// They hold lines × len elements of `T`, which may be read and written on the device's stream.
+pub(super) unsafe fn softmax_at<T: CudaElement>(
+    device: &CudaDevice,
+    [x, y]: [u64; 2],
+    lines: Lines,
+    (schedule, output, scaling): (Option<Schedule>, Output, Scaling),
+) -> Result<()> {
+    let stream = device.cuda_stream();
+    let key = |kernel| Key { kernel, output, dtype: T::NAME };
+    let mut scaling = scaling.bits::<T::Real>();
     let (size, input_alignment, output_alignment) = (size_of::<T>(), alignment(x), alignment(y));
     let elements = Elements { size, input_alignment, output_alignment, in_place: x == y };
     let plan = plan::softmax(lines, schedule, output, elements, functions::facts(device)?);
     let (count, len, inner) = (lines.count() as u64, lines.len as u64, lines.inner as u64);
     let (parameter, log) = (plan.parameter as u64, (output == Output::LogProbability) as u64);
     let tensors = Arguments::new().push(x).push(y);
-    // SAFETY (of all launches below): these are the parameters of the kernels named; x and y hold lines × len elements,
-    // checked above; a plan covers all lines, and the kernels mask or stride over what lies beyond.
+    // SAFETY (of all launches below): these are the parameters of the kernels named; x and y hold lines × len elements by the
+    // caller's promise; a plan covers all lines, and the kernels mask or stride over what lies beyond.
     match plan.kernel {
         Kernel::SplitApply { whole } => {
             // SAFETY: the first kernel writes every state (two numbers each), before the second reads them.
             let mut states = unsafe { device.alloc::<T::Real>(2 * plan.blocks())? };
             let (states, _states_written) = states.device_ptr_mut(&stream);
             for kernel in [Kernel::SplitStates { whole }, plan.kernel] {
-                let arguments = Arguments::new().push(x).push(states).push(y).push(len);
+                let arguments = Arguments::new().push(x).push(states).push(y).push(len).push_bits(scaling);
                 unsafe { launch(&stream, key(kernel), device, plan, arguments)? };
             }
             Ok(())
@@ -202,13 +251,16 @@ pub(super) fn softmax<T: CudaElement>(
             let mut states = unsafe { device.alloc::<T::Real>(2 * plan.blocks() * across * size)? };
             let (states, _states_written) = states.device_ptr_mut(&stream);
             let of = |arguments: Arguments| arguments.push(len).push(inner).push(parameter).push(across as u64);
-            let first = of(Arguments::new().push(x).push(states));
+            let first = of(Arguments::new().push(x).push(states)).push_bits(scaling);
             unsafe { launch(&stream, key(Kernel::SplitColumnsStates { whole }), device, plan, first)? };
-            let second = of(Arguments::new().push(x).push(states).push(y)).push(log);
+            let second = of(Arguments::new().push(x).push(states).push(y)).push(log).push_bits(scaling);
             unsafe { launch(&stream, key(plan.kernel), device, plan, second) }
         }
         Kernel::Grid => {
-            let arguments = |states| Arguments::new().push(x).push(states).push(y).push(count).push(len).push(log);
+            let arguments = |states| {
+                let tensors = Arguments::new().push(x).push(states).push(y);
+                tensors.push(count).push(len).push(log).push_bits(scaling)
+            };
             let states = 2 * plan.grid.0 as usize;
             // The states have room in the output's first chunk, which is written last then; asking for memory would come between this
             // kernel and the one before, while whose last blocks run it is set up (1 x 16777216 bf16 22.0 us, so 21.1).
@@ -226,7 +278,7 @@ pub(super) fn softmax<T: CudaElement>(
             let plan = Plan { grid: (plan.grid.0.min(clusters * plan.cluster), 1), ..plan };
             if strips == Strips::Odd {
                 let count = strips.count(lines, size) as u64;
-                let arguments = tensors.push(len).push(inner).push(count).push(parameter);
+                let arguments = tensors.push(len).push(inner).push(count).push(parameter).push_bits(scaling);
                 return unsafe { launch(&stream, key(plan.kernel), device, plan, arguments) };
             }
             let before = (x % 16) as usize / size;
@@ -237,7 +289,8 @@ pub(super) fn softmax<T: CudaElement>(
             let (mut y, mut numbers) =
                 (y, [lines.len, lines.inner, strips.count(lines, size), rows, before].map(|number| number as i32));
             let [len, inner, count, rows, before] = numbers.each_mut().map(address_of);
-            let addresses = &mut [address_of(&mut map), address_of(&mut y), len, inner, count, rows, before];
+            let [map, y, scaling] = [address_of(&mut map), address_of(&mut y), address_of(&mut scaling)];
+            let addresses = &mut [map, y, len, inner, count, rows, before, scaling];
             unsafe { launch_with(&stream, key(plan.kernel), device, plan, addresses) }
         }
         Kernel::Resident { .. } => {
@@ -246,7 +299,8 @@ pub(super) fn softmax<T: CudaElement>(
             let mut numbers = [len, inner, parameter, plan.streams as u64].map(|number| number as i32);
             let [len, inner, rows, streams] = numbers.each_mut().map(address_of);
             let [map, x, y] = [address_of(&mut map), address_of(&mut x), address_of(&mut y)];
-            unsafe { launch_with(&stream, key(plan.kernel), device, plan, &mut [map, x, y, len, inner, rows, streams]) }
+            let addresses = &mut [map, x, y, len, inner, rows, streams, address_of(&mut scaling)];
+            unsafe { launch_with(&stream, key(plan.kernel), device, plan, addresses) }
         }
         kernel => {
             let arguments = match kernel {
@@ -267,7 +321,7 @@ pub(super) fn softmax<T: CudaElement>(
                 Kernel::Shared { .. } => tensors.push(count).push(len),
                 _ => tensors.push(count).push(len).push(inner).push(log),
             };
-            unsafe { launch(&stream, key(kernel), device, plan, arguments) }
+            unsafe { launch(&stream, key(kernel), device, plan, arguments.push_bits(scaling)) }
         }
     }
 }

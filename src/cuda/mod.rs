@@ -20,7 +20,7 @@ use candle_core::cuda_backend::cudarc::driver::{CudaView, CudaViewMut, DeviceRep
 use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{CudaDevice, CudaStorage, DType, Layout, Result, Tensor};
 use half::{bf16, f16};
-use launch::CudaElement;
+use launch::{CudaElement, Scaling};
 use plan::Elements;
 use std::ops::Range;
 
@@ -103,7 +103,9 @@ pub(crate) fn softmax_inplace(
     ) -> Result<()> {
         let device = storage.device().clone();
         match elements_mut(op.name, storage, elements)? {
-            Some(mut xs) => launch::softmax::<T>(&device, None, &mut xs, lines, op.schedule, op.output),
+            Some(mut xs) => {
+                launch::softmax::<T>(&device, None, &mut xs, lines, (op.schedule, op.output, Scaling::NONE))
+            }
             None => Ok(()),
         }
     }
@@ -127,7 +129,7 @@ fn write<T: CudaElement>(
     out: &mut CudaViewMut<'_, T>,
 ) -> Result<()> {
     let x = Contiguous::new(op.name, storage, layout)?;
-    launch::softmax(storage.device(), Some(elements(&x, lines)?), out, lines, op.schedule, op.output)
+    launch::softmax(storage.device(), Some(elements(&x, lines)?), out, lines, (op.schedule, op.output, Scaling::NONE))
 }
 
 /// The gradient of the input of (log-)softmax, given its result `y` and the gradient `g` of that.

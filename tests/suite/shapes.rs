@@ -2,9 +2,9 @@
 //! on how many lines there are for its multiprocessors, too.
 
 use crate::fused::Case;
-use crate::support::{config, devices, drawing, gradient, within_cap, DTYPES};
+use crate::support::{config, devices, drawing, gpu_for, gradient, within_cap, DTYPES};
 use candle_core::{DType, Device, Result, Tensor, Var};
-use candle_softmax::{loss::CrossEntropy, ops, testing};
+use candle_softmax::{loss::CrossEntropy, ops, testing, MaskedRows, Softmax};
 use proptest::prelude::*;
 
 /// Up to 2^`most`, most often beside a power of two.
@@ -104,6 +104,51 @@ fn check_plain(shape: [usize; 3], skipped: usize, dtype: DType, device: &Device)
     let sum = x.log_sum_exp(1)?;
     let of_sum = sum.abs()?.affine(unit, unit)?;
     assert_near(&ops::logsumexp(&xs, 1)?, &sum, &of_sum, &format!("log-sum-exp {what}"))
+}
+
+/// Softmax with a scale, some of whose lines have nothing but −∞.
+fn check_scaled(shape: [usize; 3], skipped: usize, scale: f64, dtype: DType, device: &Device) -> Result<()> {
+    let [outer, _, inner] = shape;
+    let xs = random(&shape, 0, (3.0 / scale) as f32, dtype, device)?;
+    let is_empty = random(&[outer, 1, inner], 0, 1.0, DType::F32, device)?.gt(1.5f32)?;
+    let [nothing, zero] = [f64::NEG_INFINITY, 0.0].map(|x| Tensor::full(x, (outer, 1, inner), device));
+    let empty = is_empty.where_cond(&nothing?, &zero?)?;
+    let masked = xs.broadcast_add(&empty.to_dtype(dtype)?)?.flatten_all()?;
+    // It is to begin later in its memory, too.
+    let all = match skipped {
+        0 => masked.clone(),
+        _ => Tensor::cat(&[&Tensor::zeros(skipped, dtype, device)?, &masked], 0)?,
+    };
+    let xs = all.narrow(0, skipped, masked.elem_count())?.reshape(&shape[..])?;
+    let x = (wide(&xs)? * scale)?;
+    let (unit, least) = rounding(dtype);
+    let softmax = Softmax::new().dim(1).scale(scale);
+    let what = format!("of {shape:?} of {dtype:?} from element {skipped} on with a scale of {scale}");
+    // Of empty lines NaN
+    let log_p = candle_nn::ops::log_softmax(&x, 1)?;
+    let numbers = log_p.eq(&log_p)?;
+    let or = |log_p: &Tensor, other: f64| numbers.where_cond(log_p, &Tensor::full(other, &shape[..], device)?);
+    let p = or(&log_p.exp()?, 0.0)?;
+    let of_p = p.affine(unit, least)?;
+    assert_near(&softmax.forward(&xs)?, &p, &of_p, &format!("softmax {what}"))?;
+    let over = xs.copy()?;
+    softmax.forward_inplace(&over)?;
+    assert_near(&over, &p, &of_p, &format!("softmax in place {what}"))?;
+    let log_p = or(&log_p, f64::NEG_INFINITY)?;
+    let of_log = or(&log_p.abs()?.affine(unit, least + unit.min(3e-6))?, 0.0)?;
+    assert_near(&softmax.clone().log().forward(&xs)?, &log_p, &of_log, &format!("log-softmax {what}"))?;
+    // NaN where it is asked for
+    for softmax in [softmax.clone(), softmax.clone().log()] {
+        let found = softmax.masked_rows(MaskedRows::Nan).forward(&xs)?;
+        let same = wide(&found.eq(&found)?.eq(&numbers)?)?.sum_all()?.to_scalar::<f64>()?;
+        assert_eq!(same as usize, xs.elem_count(), "numbers and no numbers {what}");
+    }
+    let exact = |x: &Tensor| {
+        // Without a NaN, which would be the gradient of what is left out, too
+        let x = numbers.where_cond(x, &x.zeros_like()?)?;
+        or(&candle_nn::ops::softmax(&(x * scale)?, 1)?, 0.0)
+    };
+    check_gradient(&xs, 1, |x| softmax.forward(x), exact, &p, &what)
 }
 
 /// Losses, and the greatest of the last dimension.
@@ -224,6 +269,43 @@ fn check_around(shape: [usize; 3], skipped: usize, around: Around, dtype: DType,
     check_gradient(&xs, dim, |x| softmax.forward(x), |x| testing::composed(&exact, x), &p, &what)
 }
 
+/// A scale is softmax's own kernels' on a GPU: all of those that shapes drawn at random are too small for.
+#[test]
+fn a_scale_of_large_tensors() -> Result<()> {
+    let shapes = [
+        [1 << 17, 32, 1],
+        [1 << 17, 5, 1],
+        [20_000, 197, 1],
+        [2000, 4096, 1],
+        [2000, 4097, 1],
+        [300, 20_000, 1],
+        [300, 20_001, 1],
+        [64, 151_936, 1],
+        [16, 100_000, 1],
+        [1, 1 << 22, 1],
+        [2, (1 << 22) + 1, 1],
+        [64, 1000, 128],
+        [2, 4096, 1024],
+        [8, 150, 16_384],
+        [16, 512, 1089],
+        [4, 2000, 2049],
+        [8, 21, 65_536],
+        [8, 16, 33_601],
+        [100, 5, 10_000],
+        [32_768, 128, 2],
+        [1, 500_000, 3],
+        [2, 60_000, 50],
+    ];
+    let Some(gpu) = gpu_for(0) else { return Ok(()) };
+    for shape in shapes.into_iter().filter(|shape| within_cap(shape.iter().product())) {
+        for dtype in DTYPES {
+            check_scaled(shape, 0, 0.3, dtype, &gpu)?;
+            check_scaled(shape, 1, 2.5, dtype, &gpu)?;
+        }
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 100, ..config(60) })]
 
@@ -231,6 +313,13 @@ proptest! {
     fn softmax(shape in shape(), skipped in prop_oneof![Just(0usize), 0usize..9], dtype in prop::sample::select(DTYPES.to_vec())) {
         for device in devices() {
             check_plain(cut(shape, &device), skipped, dtype, &device).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_scale(shape in shape(), skipped in prop_oneof![Just(0usize), 0usize..9], scale in prop_oneof![Just(1.0), 0.01..8.0], dtype in prop::sample::select(DTYPES.to_vec())) {
+        for device in devices() {
+            check_scaled(cut(shape, &device), skipped, scale, dtype, &device).unwrap();
         }
     }
 

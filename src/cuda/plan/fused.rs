@@ -24,7 +24,7 @@ pub(crate) fn fused(lines: Lines, kind: FusedKind, size: usize, device: DeviceFa
         false => group(kernel(false), lines, size, again, device),
     };
     let registers = || fused_registers(lines, kind, size, device);
-    let column = || fused_column(lines, kind, elements, device);
+    let column = || fused_backward_column(lines, elements, device).filter(|_| kind.column);
     let cluster = || fused_cluster(lines, kind, size, device);
     let forced = match device.forced {
         Some(Family::Online | Family::Reduce) => Some(group()),
@@ -36,27 +36,22 @@ pub(crate) fn fused(lines: Lines, kind: FusedKind, size: usize, device: DeviceFa
     forced.or_else(registers).or_else(cluster).or_else(column).unwrap_or_else(group)
 }
 
-/// Lines side by side with nothing but a scale, in rows that are not the narrowest. us before, when they were read twice, and so, on an H200 (f32 /
-/// bf16): a scale of (4096, 4096) dim 0 77 and 50 / 61 and 34, (8, 4096, 4096) dim 1 550 and 328 / 330 and 215, (8, 21, 262144) 174 and 109 / 120 and
-/// 65; its gradients 96 and 82 / 84 and 60, 715 and 582 / 481 and 354, 223 and 146 / 174 and 88. Unlike softmax's gradient, which has less to compute, small clusters
-/// are better than wide strips: the first forward by sixteen blocks for eight 59 / 40, backward 88 / 70.
-fn fused_column(lines: Lines, kind: FusedKind, elements: Elements, device: DeviceFacts) -> Option<Plan> {
+/// The gradient of lines side by side with nothing but a scale, in rows that are not the narrowest. us before, when they were read twice, and so, on an H200
+/// (f32 / bf16): (4096, 4096) dim 0 96 and 82 / 84 and 60, (8, 4096, 4096) dim 1 715 and 582 / 481 and 354, (8, 21, 262144) 223 and 146 / 174 and 88. Unlike
+/// softmax's gradient, which has less to compute, small clusters are better than wide strips: the first by sixteen blocks for eight 88 / 70.
+fn fused_backward_column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
     const NARROW: &[(usize, usize)] = &[(16, 4), (8, 16)];
-    let backward = kind.backward;
-    let choices: &[HeldColumns] = match (elements.size, backward) {
-        (2, false) => &[by(8, 8, &[]), by(2, 16, NARROW), by(4, 24, &[(8, 16)])],
-        (4, false) => &[by(4, 8, &[]), by(1, 16, &[]), by(1, 32, &[(32, 2), (16, 16), (8, 16)])],
+    let choices: &[HeldColumns] = match elements.size {
         // Of more rows too few threads are at work: (8, 21, 262144) bf16 80, in pairs of columns 97; (8, 150, 16384) 54 and 40.
-        (2, true) if lines.len <= 48 => &[by(4, 8, &[]), by(2, 16, &[]), by(4, 12, &[(16, 1)]), by(2, 16, NARROW)],
-        (2, true) => &[by(2, 16, NARROW)],
+        2 if lines.len <= 48 => &[by(4, 8, &[]), by(2, 16, &[]), by(4, 12, &[(16, 1)]), by(2, 16, NARROW)],
+        2 => &[by(2, 16, NARROW)],
         // By sixteen, whose sectors are of two strips where rows begin anywhere, (64, 21, 65537) takes 362, by 32 286.
-        (4, true) => &[by(4, 8, &[]), by(1, 16, &[(32, 1), (16, 4), (8, 16)])],
+        4 => &[by(4, 8, &[]), by(1, 16, &[(32, 1), (16, 4), (8, 16)])],
         _ => &[by(1, 16, NARROW)],
     };
-    let kernel = |columns, rows, whole| Kernel::FusedColumn { backward, columns, rows, whole };
-    // The maximum and the sum, and of gradients the dot and a place that is empty
-    let numbers = if backward { 4 } else { 2 };
-    held_columns(kernel, choices, numbers, lines, elements, device).filter(|_| kind.column)
+    let kernel = |columns, rows, whole| Kernel::FusedBackwardColumn { columns, rows, whole };
+    // The maximum, the sum, the dot, and a place that is empty
+    held_columns(kernel, choices, 4, lines, elements, device)
 }
 
 /// Elements of a thread and threads of a block, at most, of whole packs, as `kernels/fused.cuh` has them. Of (8, 16, 2048, 2048) with a scale: f32

@@ -258,9 +258,8 @@ pub(crate) enum Kernel {
         backward: bool,
         scores: bool,
     },
-    /// … or once, lines side by side with nothing but a scale, as [`Kernel::BackwardColumn`].
-    FusedColumn {
-        backward: bool,
+    /// … or once, the gradient of lines side by side with nothing but a scale, as [`Kernel::BackwardColumn`].
+    FusedBackwardColumn {
         columns: usize,
         rows: usize,
         whole: bool,
@@ -421,7 +420,7 @@ pub(crate) struct FusedKind {
     pub scale_alone: bool,
     /// How many neighbouring lines have the same mask of an element for each key; 0 without one.
     pub masked_alike: usize,
-    /// The same without a window and sinks, by a scale above 0, of scores that are the only ones with a gradient.
+    /// The same without a window and sinks, by a scale above 0, of scores that are the only ones with a gradient, which is asked for.
     pub column: bool,
     /// The kernels for tiles know the dtype of the result.
     pub tiles: bool,
@@ -452,7 +451,7 @@ impl Kernel {
             self,
             Kernel::Column { .. }
                 | Kernel::BackwardColumn { .. }
-                | Kernel::FusedColumn { .. }
+                | Kernel::FusedBackwardColumn { .. }
                 | Kernel::BackwardGroup { .. }
                 | Kernel::FusedGroup { .. }
                 | Kernel::FusedRows { .. }
@@ -476,7 +475,7 @@ pub(crate) struct Plan {
     /// - log2 of the threads that share a line: [`Kernel::Warp`], [`Kernel::Tile`], [`Kernel::BackwardWarp`], [`Kernel::BackwardTile`], [`Kernel::FusedTile`],
     ///   [`Kernel::FusedBiasWarp`], [`Kernel::FusedBiasTile`], [`Kernel::StatisticsWarp`], [`Kernel::StatisticsTile`], [`Kernel::LossBackwardGroups`],
     ///   [`Kernel::LossBackwardShortRows`], [`Kernel::TopKBackward`];
-    /// - log2 of the threads side by side: [`Kernel::Column`], [`Kernel::BackwardColumn`], [`Kernel::FusedColumn`];
+    /// - log2 of the threads side by side: [`Kernel::Column`], [`Kernel::BackwardColumn`], [`Kernel::FusedBackwardColumn`];
     /// - log2 of those that share all lines side by side, [`NARROW_ALONE`] if a block does: [`Kernel::Narrow`], [`Kernel::BackwardNarrow`];
     /// - log2 of the threads of a group, and how many lines it takes side by side: [`Kernel::BackwardGroup`], [`Kernel::FusedGroup`], [`Kernel::FusedRows`],
     ///   [`Kernel::StatisticsColumns`], [`Kernel::LossBackwardNarrowColumns`];

@@ -416,7 +416,7 @@ fn fused_plans_cover_the_lines() {
     let packs = PACKS;
     let any = FusedKind { whole: false, ..packs };
     let alone = FusedKind { scale_alone: true, ..any };
-    let column = FusedKind { column: true, alignment: 16, ..alone };
+    let column = FusedKind { backward: true, column: true, alignment: 16, ..alone };
     let scores = FusedKind { scores: true, ..packs };
     let gradients = FusedKind { backward: true, ..scores };
     let capped = FusedKind { capped: true, ..any };
@@ -499,9 +499,9 @@ fn fused_plans_cover_the_lines() {
         (lines(64, 100, 64), any, HOPPER, Kernel::FusedGroup { backward, scores: false, pairs: false }),
         (lines(64, 100, 64), alone, HOPPER, Kernel::FusedGroup { backward, scores: true, pairs: false }),
         (lines(64, 1000, 64), alone, HOPPER, Kernel::FusedGroup { backward, scores: true, pairs: true }),
-        (lines(64, 1000, 64), column, HOPPER, Kernel::FusedColumn { backward, columns: 2, rows: 16, whole: true }),
-        (lines(64, 7, 64), column, TURING, Kernel::FusedColumn { backward, columns: 8, rows: 8, whole: true }),
-        (lines(64, 20_000, 64), column, HOPPER, Kernel::FusedGroup { backward, scores: true, pairs: true }),
+        (lines(64, 1000, 64), column, HOPPER, Kernel::FusedBackwardColumn { columns: 2, rows: 16, whole: true }),
+        (lines(64, 7, 64), column, TURING, Kernel::FusedBackwardColumn { columns: 4, rows: 8, whole: true }),
+        (lines(64, 20_000, 64), column, HOPPER, Kernel::FusedGroup { backward: true, scores: true, pairs: true }),
         (
             lines(64, 1000, 64),
             FusedKind { alignment: 2, ..alone },
@@ -548,7 +548,7 @@ fn fused_plans_cover_the_lines() {
                 scores: outer != 128 && outer != 100_003,
                 capped: outer == 128 && len % 2 == 1,
                 scale_alone: outer == 128 && len % 2 == 0,
-                column: outer == 128 && len % 4 == 0,
+                column: backward && outer == 128 && len % 4 == 0,
                 masked_alike: [0, 1, 1000][outer % 3],
                 tiles: outer != 31,
                 narrow: lines.count() < 1 << 32,
@@ -607,11 +607,10 @@ fn fused_plans_cover_the_lines() {
                     assert!(whole && !backward && grid == lines.count() * cluster, "{what}");
                 }
                 Kernel::FusedGroup { .. } | Kernel::FusedRows { .. } => check_group(lines, plan),
-                Kernel::FusedColumn { columns, rows, whole, .. } => {
+                Kernel::FusedBackwardColumn { columns, rows, whole } => {
                     assert!(kind.column, "{what}");
                     let elements = Elements::alike(size, kind.alignment);
-                    let numbers = if backward { 4 } else { 2 };
-                    check_held_columns(lines, elements, plan, (columns, rows, whole), numbers);
+                    check_held_columns(lines, elements, plan, (columns, rows, whole), 4);
                 }
                 _ => panic!("not checked: {what}"),
             }
