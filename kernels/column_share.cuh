@@ -17,7 +17,6 @@ struct ColumnShare {
     static constexpr int PER_UNIT = Element<T>::PER_UNIT, FEW_ROWS = 4;
     using Columns = StripColumns<T, SIZE, WHOLE ? Rows::PACKS : Rows::ANY>;
     int across, down, blocks, rank, rows, step;  // packs side by side, and rows of threads; rows of a line, and from one of this thread's to the next
-    unsigned strip, outer;                       // Strips are numbered through all of the outer dimension.
     Columns of_strip;
     int64_t start, jump;                         // the first element, and from a row to the next
     int mine;                                    // rows from the thread's first on
@@ -26,14 +25,13 @@ struct ColumnShare {
     // 2^shift packs lie side by side, up to a warp, or more where a thread has whole lines. `bytes`: that each block is to send of each column.
     __device__ __forceinline__ ColumnShare(int64_t len, int64_t inner, int shift, ArrivalBarrier& arrived, int bytes)
         : across(1 << shift), down(blockDim.x >> shift), blocks(Cluster::blocks()), rank(Cluster::rank()), rows(static_cast<int>(len)),
-          step(blocks * down), strip(blockIdx.x / blocks), outer(strip / Columns::strips(inner, shift)),
-          of_strip(across, strip - outer * Columns::strips(inner, shift), inner), jump(step * inner), arrived(&arrived) {
+          step(blocks * down), of_strip(blockIdx.x / blocks, shift, inner), jump(step * inner), arrived(&arrived) {
 #if __CUDA_ARCH__ >= 900
         if (blocks > 1) ClusterExchange<R>::begin(arrived, blocks * columns() * bytes);
 #endif
         const int row = rank * down + (threadIdx.x >> shift);
         mine = of_strip.has(0) ? rows - row : 0;
-        start = (outer * len + row) * inner + of_strip.first;
+        start = (of_strip.outer * len + row) * inner + of_strip.first;
     }
     __device__ __forceinline__ int columns() const { return Columns::count(across); }
     // Whether other threads have parts of this one's lines.

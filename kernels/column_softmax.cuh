@@ -29,12 +29,10 @@ __device__ __forceinline__ void column_lines(const T* x, T* y, int64_t len, int6
     auto* of_warp = reinterpret_cast<Normalizer<R>*>(shared);
     auto* of_block = of_warp + warps * columns;
     auto* of_line = of_block + blocks * columns;
-    const int strips = Columns::strips(inner, shift);
-    const unsigned strip = blockIdx.x / blocks, outer = strip / strips;
-    const Columns own(across, strip - outer * strips, inner);
+    const Columns own(blockIdx.x / blocks, shift, inner);
     const int row = rank * down + (threadIdx.x >> shift);
     const int mine = own.has(0) ? int(len) - row : 0;  // rows from here on
-    const int64_t start = (outer * len + row) * inner + own.first;
+    const int64_t start = (own.outer * len + row) * inner + own.first;
     int step = blocks * down;
     int64_t jump = step * inner;
 

@@ -14,12 +14,15 @@ struct StripColumns {
     static_assert(ROWS == Rows::PACKS || (ROWS == Rows::WORDS ? IS_HALF && SIZE == 2 : IS_HALF || SIZE == 1), "no such columns");
     int across, column;  // threads, and this one's place
     int64_t inner;
+    unsigned outer;      // whose strip it is of the outer dimension, through all of which strips are numbered
     int first;           // the first of its columns
 
-    __device__ __forceinline__ StripColumns(int across, int strip, int64_t inner)
-        : across(across), column(threadIdx.x & (across - 1)), inner(inner), first(strip * count(across) + place(0)) {}
+    // Of 2^shift threads
+    __device__ __forceinline__ StripColumns(unsigned strip, int shift, int64_t inner)
+        : across(1 << shift), column(threadIdx.x & (across - 1)), inner(inner), outer(strip / strips(inner, shift)),
+          first(int(strip - outer * strips(inner, shift)) * count(across) + place(0)) {}
     static __device__ __forceinline__ int count(int across) { return across * SIZE; }
-    // How many strips there are, of 2^shift threads
+    // How many strips there are side by side
     static __device__ __forceinline__ int strips(int64_t inner, int shift) {
         return static_cast<int>(((inner + SIZE - 1) / SIZE + (1 << shift) - 1) >> shift);
     }

@@ -274,6 +274,13 @@ __device__ __forceinline__ Real<T> max_of_unit(Unit<T> unit) {
     return max;
 }
 
+// Which element of a line that is read in packs a thread sees to beside them, or -1: there are `head` before them and `tail` behind, up to fifteen each,
+// of the first and the next sixteen threads.
+__device__ __forceinline__ int64_t edge_of_line(int thread, int head, int tail, int64_t len) {
+    if (thread < head) return thread;
+    return thread >= 16 && thread < 16 + tail ? len - tail + thread - 16 : -1;
+}
+
 // Keeps the compiler from keeping what it has computed of this unit: it is to be computed again.
 template <typename U>
 __device__ __forceinline__ void forget(U& unit) {

@@ -49,10 +49,7 @@ struct PackedLine {
     }
 
     // The element before or after the packs that this thread is to see to, or -1.
-    __device__ __forceinline__ int64_t edge() const {
-        if (thread < head) return thread;
-        return thread >= 16 && thread < 16 + tail ? len - tail + thread - 16 : -1;
-    }
+    __device__ __forceinline__ int64_t edge() const { return edge_of_line(thread, head, tail, len); }
 
     static __device__ __forceinline__ R max(const Packs& tile) {
         Unit<T> max = tile[0].units[0];

@@ -26,9 +26,8 @@ struct RegisterGradient {
         if constexpr (!WHOLE) {
             const int before = -static_cast<int>(reinterpret_cast<uintptr_t>(y + start) / sizeof(T)) & (SECTOR - 1);
             const int head = before < len ? before : len, tail = (len - head) % SIZE;
-            // Up to 15 and 7 of half precision
-            if (thread < head) edge = start + thread;
-            if (thread >= 16 && thread < 16 + tail) edge = start + len - tail + thread - 16;
+            edge = edge_of_line(thread, head, tail, len);
+            if (edge >= 0) edge += start;
             start += head;
             left -= head + tail;
         }
