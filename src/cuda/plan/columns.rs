@@ -51,6 +51,14 @@ const FEW_ROWS_BLOCK: usize = 128;
 /// bf16: (8, 150, 16641) 35.6 us, two 37.6, (64, 80, 7225) 52 and 62, (256, 65, 1001) 27.6 and 33.5; but (16, 512, 1089) 18.7 and 17.2.
 const WIDE_ROWS: usize = 256;
 const WIDE_ROW_COLUMNS: usize = 128;
+/// Lines up to this length in rows that fill strips of sixteen packs of four are not fetched ahead, and by sixteen threads side by side where a block has enough of
+/// them. H200, bf16 and f32, us: (8, 150, 16384) by sixteen 22.3 and 40.9, by eight 23.9 and 41.6, ahead 29.0 and 44.1, (8, 80, 16384) 10.9 and 22.5, by eight 13.7 and
+/// 23.2, (32, 128, 4096) 17.8 and 33.9, ahead 28.6 and 38.3; by eight (8, 300, 16384) 46.2 and 83.0, ahead 58.4 and 85.1, (16, 400, 8192) 59.1 and 108.3, 61.1 and
+/// 110.8, but (2, 700, 20000) 36.4 and 67.0, 36.0 and 66.1. From the second element on (64, 256, 4096) 88 and 136, ahead 116 and 152, (8, 300, 16384) 56 and 92, 62 and
+/// 95, (16, 400, 8192) 77 and 119, 68 and 124.
+const MIDDLE_ROWS: usize = 400;
+/// … and of half precision that begins elsewhere.
+const MIDDLE_HALF_ROWS: usize = 320;
 /// Rows of half precision that are no whole words have strips of 64 columns from this on, however many blocks that takes.
 const WIDE_HALF_ROW: usize = 512;
 /// Threads of a strip, as `kernels/column_share.cuh` has it.
@@ -226,6 +234,17 @@ fn fills_strips(inner: usize, columns: usize) -> bool {
     8 * inner >= 7 * inner.next_multiple_of(columns)
 }
 
+/// Lines of some length in rows of whole packs, but for where they begin, that fill strips of sixteen packs.
+pub(super) fn column_is_best(lines: Lines, elements: Elements) -> bool {
+    let whole_rows = (lines.inner * elements.size).is_multiple_of(PACK_BYTES);
+    let most = match elements.in_packs(4, lines.inner) {
+        false if !whole_rows => 0,
+        false if elements.size == 2 => MIDDLE_HALF_ROWS,
+        _ => MIDDLE_ROWS,
+    };
+    elements.size < 8 && (SHORT_PACKS + 1..=most).contains(&lines.len) && fills_strips(lines.inner, 64)
+}
+
 pub(super) fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> Option<Plan> {
     let largest = largest_cluster(device);
     let (columns, rows, of) = column_tile(lines, elements, largest);
@@ -238,7 +257,7 @@ pub(super) fn column(lines: Lines, elements: Elements, device: DeviceFacts) -> O
     let short_halves = half && lines.len <= SHORT_PACKS;
     let (widest, one_block) = match (whole, short_halves) {
         (_, true) => (32, 128),
-        (true, false) => (16, 64),
+        (true, false) => (16, if column_is_best(lines, elements) { COLUMN_BLOCK } else { 64 }),
         (false, false) => (32, 64),
     };
     let block = if apart && columns == 4 { WIDE_COLUMN_BLOCK } else { COLUMN_BLOCK };

@@ -1,7 +1,8 @@
 //! The kernels for softmax, and those of them for contiguous lines.
 
 use super::columns::{
-    column, few_rows, is_narrowest, narrow, narrow_is_best, resident, split_columns, strip, RESIDENT_LEAST,
+    column, column_is_best, few_rows, is_narrowest, narrow, narrow_is_best, resident, split_columns, strip,
+    RESIDENT_LEAST,
 };
 use super::{
     block_per_line, largest_cluster, plan, plan_across, thread_per_line, tile_of, tile_shift, whole_packs, DeviceFacts,
@@ -135,6 +136,7 @@ fn chosen(lines: Lines, output: Output, elements: Elements, device: DeviceFacts)
             _ if narrow_is_best(lines, elements, device) => &[Family::Narrow],
             _ if is_narrowest(lines, elements) => &[Family::Column, Family::Split],
             len if len < RESIDENT_LEAST => &[Family::FewRows, Family::Strip, Family::Column, Family::Split],
+            _ if column_is_best(lines, elements) => &[Family::Resident, Family::Column, Family::Strip, Family::Split],
             _ => &[Family::Resident, Family::Strip, Family::Column, Family::Split],
         }
     };

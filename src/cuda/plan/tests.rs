@@ -124,6 +124,10 @@ fn chosen_kernels() {
         (lines(16, 64, 3136), F32, column(1, 16, false), column(1, 16, false)),
         (lines(16, 64, 3136), BF16, column(2, 16, true), column(2, 16, true)),
         (lines(16, 64, 3135), BF16, column(2, 16, false), column(2, 16, false)),
+        // Lines of some length that fill strips of sixteen packs, and a longer one
+        (lines(8, 150, 16_384), F32, column(4, 16, true), column(4, 16, true)),
+        (lines(8, 150, 16_384), BF16, column(4, 16, true), column(4, 16, true)),
+        (lines(8, 401, 16_384), BF16, wide, column(4, 16, true)),
         // Half precision in rows that are no whole packs of four: words, wide ones, and narrower or longer
         (lines(8, 150, 16_642), BF16, column(2, 32, true), column(2, 32, true)),
         (lines(8, 150, 16_641), BF16, column(4, 8, false), column(2, 32, false)),
@@ -224,6 +228,21 @@ fn blocks_of_a_cluster() {
     assert_eq!(of(64, 1000, 124, BF16), (2, 256, 3));
 }
 
+/// Sixteen packs side by side, and eight where these would leave threads idle, or lines are too long for a block.
+#[test]
+fn columns_side_by_side() {
+    let side_by_side = |lines, elements| 1 << softmax(lines, None, elements, HOPPER).parameter;
+    for (lines, elements, expected) in [
+        (lines(8, 65, 16_384), F32, 16),
+        (lines(8, 256, 16_384), BF16, 16),
+        (lines(8, 80, 32), F32, 8),
+        (lines(8, 80, 96), BF16, 8),
+        (lines(1000, 257, 1024), F32, 8),
+    ] {
+        assert_eq!(side_by_side(lines, elements), expected, "{lines:?}");
+    }
+}
+
 #[test]
 fn an_offset_or_an_unaligned_output() {
     let rows = lines(1000, 1024, 1);
@@ -241,6 +260,10 @@ fn an_offset_or_an_unaligned_output() {
     assert_eq!(softmax(columns, None, input, HOPPER).kernel, Kernel::Strip(Strips::Any));
     assert_eq!(softmax(lines(64, 1000, 128), None, input, HOPPER).kernel, Kernel::Strip(Strips::Any));
     let words = |rows| Kernel::Column { columns: 2, rows, of: Rows::Words };
+    assert_eq!(softmax(lines(8, 320, 4096), None, input, HOPPER).kernel, words(32));
+    assert_eq!(softmax(lines(8, 321, 4096), None, input, HOPPER).kernel, Kernel::Strip(Strips::Any));
+    let any = Kernel::Column { columns: 1, rows: 32, of: Rows::Any };
+    assert_eq!(softmax(lines(8, 321, 4096), None, Elements { input_alignment: 4, ..F32 }, HOPPER).kernel, any);
     assert_eq!(softmax(lines(16, 64, 3136), None, input, HOPPER).kernel, words(16));
     assert_eq!(softmax(lines(8, 150, 16_642), None, input, HOPPER).kernel, words(32));
     let output = Elements { output_alignment: 4, ..BF16 };
