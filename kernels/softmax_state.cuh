@@ -128,9 +128,7 @@ struct SoftmaxState {
         sum.merge(other.sum);
     }
 
-    __device__ __forceinline__ Normalizer<R> finish() const { return finish_by(exponential(max - reference())); }
-
-    // Given exp(max - reference), computed as the terms of the sum were.
+    // Of a line, given exp(max - reference), computed as the terms of the sum were.
     __device__ __forceinline__ Normalizer<R> finish_by(R of_max) const {
         // Divided rather than multiplied by the inverse, so that a line of one element sums to exactly 1.
         const R total = sum.value() / of_max;
@@ -138,7 +136,7 @@ struct SoftmaxState {
         return {max, total < R(1) ? R(1) : total};
     }
 
-    // The same for a part of a line, which may hold nothing but -inf.
+    // The same for what may hold nothing but -inf, whose sum is 0: a part of a line, or a line for which that is not NaN yet.
     __device__ __forceinline__ Normalizer<R> finish_part_by(R of_max) const {
         return max == negative_infinity<R>() ? Normalizer<R>{max, sum.value()} : finish_by(of_max);
     }

@@ -17,7 +17,7 @@ __device__ void state_cases(const R* numbers, const int64_t* parts, const int64_
         }
         whole.merge(state);
     }
-    const auto line = whole.finish();
+    const auto line = whole.finish_by(exponential(whole.max - whole.reference()));
     max[c] = line.max;
     sum[c] = line.sum;
 }

@@ -79,12 +79,6 @@ struct Addresses {
 }
 
 impl Addresses {
-    /// Whether there is nothing beside scores and result.
-    fn has_scores_alone(&self) -> bool {
-        let &Self { bias, mask, sinks, gradient, logits_gradient, .. } = self;
-        [bias, mask, sinks, gradient, logits_gradient] == [0; 5]
-    }
-
     /// What the addresses of all contiguous tensors are multiples of.
     fn common_alignment(&self) -> usize {
         alignment(self.scores | self.gradient | self.result | self.logits_gradient)
@@ -296,13 +290,28 @@ impl<'a> Task<'a> {
         by_dtype!(NAME, self.dtype, launch(self, plan))
     }
 
-    /// Where nothing is asked for but a scale, which softmax's own kernels have for nothing: theirs.
+    /// Where nothing is asked for but a scale: what softmax's own kernels, which have one, are told.
     fn scaling(&self) -> Option<Scaling> {
-        let &Self { options, dtype, out, tensors, .. } = self;
-        let &Options { scale, softcap, window, dropout, masked_rows, .. } = options;
-        let alone = softcap.is_none() && window.is_none() && dropout.is_none() && tensors.has_scores_alone();
+        let &Options { scale, masked_rows, .. } = self.options;
         // Its product with log2 e is a number, and where that with a difference is small, the difference is a number.
-        (alone && out == dtype && (1e-30..1e30).contains(&scale)).then_some(Scaling { scale, masked_rows })
+        let usual = (1e-30..1e30).contains(&scale);
+        let possible = !self.is_backward() && self.is_scale_alone() && self.takes_whole_lines() && usual;
+        possible.then_some(Scaling { scale, masked_rows })
+    }
+
+    /// Whether nothing but a scale, window and sinks is asked for, and results, gradients among them, are of the scores' dtype.
+    fn is_scale_alone(&self) -> bool {
+        let &Self { options, dtype, out, tensors, .. } = self;
+        let Addresses { bias, mask, logits_gradient, .. } = tensors;
+        [bias, mask, logits_gradient] == [0; 3]
+            && options.softcap.is_none()
+            && options.dropout.is_none()
+            && out == dtype
+    }
+
+    /// Whether all of a line takes part, and nothing else.
+    fn takes_whole_lines(&self) -> bool {
+        self.options.window.is_none() && self.tensors.sinks == 0
     }
 
     /// Runs a backward pass, and returns the gradient of the bias: by a kernel that adds up the logits', or by one that writes them all.
@@ -354,23 +363,13 @@ impl<'a> Task<'a> {
                     && tensors.logits_gradient == 0
             }
         };
-        let scale_alone = bias == 0
-            && mask == 0
-            && options.softcap.is_none()
-            && options.dropout.is_none()
-            && out == dtype
-            && tensors.logits_gradient == 0;
+        let scale_alone = self.is_scale_alone();
         FusedKind {
             backward,
             whole,
             alignment: tensors.common_alignment(),
             scale_alone,
-            column: backward
-                && scale_alone
-                && scaled
-                && options.window.is_none()
-                && tensors.sinks == 0
-                && tensors.result != 0,
+            column: backward && scale_alone && self.takes_whole_lines() && scaled && tensors.result != 0,
             queries: options.window.map_or(0, |window| window.queries),
             scores: scaled && scores,
             capped: options.softcap.is_some(),
