@@ -101,19 +101,19 @@ __device__ __forceinline__ Place locate(const Fused<R>& call, int64_t line) {
     return at;
 }
 
-// Within 2 ulp; of floats the divisor is below 2^126.
-__device__ __forceinline__ float quotient(float x, float y) { return __fdividef(x, y); }
-__device__ __forceinline__ double quotient(double x, double y) { return x / y; }
 // exp(-2 |x|), within a relative 3e-7 + 1e-7 |x|
 __device__ __forceinline__ float squared_decline(float x) { return flushed_power_of_two(-2.88539008f * fabsf(x)); }
 __device__ __noinline__ double squared_decline(double x) { return exponential(-2 * fabs(x)); }
 
+__device__ __forceinline__ float small_tangent(float x) {
+    const float s = x * x;
+    return fmaf(x * s, fmaf(s, fmaf(s, fmaf(s, 62.0f / 2835, -17.0f / 315), 2.0f / 15), -1.0f / 3), x);
+}
 // Within a relative 5e-7: by the exponential or, where that would leave little, by the first terms of the series. Both are fewer
 // instructions than to ask which one it is to be.
 __device__ __forceinline__ float hyperbolic_tangent(float x) {
-    const float e = squared_decline(x), s = x * x;
-    const float small = fmaf(x * s, fmaf(s, fmaf(s, fmaf(s, 62.0f / 2835, -17.0f / 315), 2.0f / 15), -1.0f / 3), x);
-    return fabsf(x) < 0.3f ? small : copysignf(quotient(1.0f - e, 1.0f + e), x);
+    const float e = squared_decline(x);
+    return fabsf(x) < 0.3f ? small_tangent(x) : copysignf((1.0f - e) * quick_reciprocal(1.0f + e), x);
 }
 __device__ __noinline__ double hyperbolic_tangent(double x) { return tanh(x); }
 
@@ -139,7 +139,7 @@ __device__ __forceinline__ auto by_steepness(const Fused<Real<T>>& call, F f) {
 // few tens that is little beside the spacing of half precision.
 template <bool STEEP, typename R>
 __device__ __forceinline__ R tangent(const Fused<R>& call, R score) {
-    if constexpr (STEEP) return fmaf(-2.0f, quotient(1.0f, 1.0f + flushed_power_of_two(score * call.steepness)), 1.0f);
+    if constexpr (STEEP) return fmaf(-2.0f, quick_reciprocal(1.0f + flushed_power_of_two(score * call.steepness)), 1.0f);
     else return hyperbolic_tangent(score * call.scale_over_cap);
 }
 
@@ -149,14 +149,30 @@ __device__ __forceinline__ R slope(const Fused<R>& call, R score) {
     R e;  // exp(-2 |scale score / cap|)
     if constexpr (STEEP) e = flushed_power_of_two(-fabsf(score * call.steepness));
     else e = squared_decline(score * call.scale_over_cap);
-    const R root = quotient(R(1), fma(e, R(0.5), R(0.5)));
+    const R root = quick_reciprocal(fma(e, R(0.5), R(0.5)));
     return e * root * root * call.scale;
 }
-// A score's gradient, given its logit's. What takes no part has none, whatever its score is: chosen afterwards, which is no branch.
-template <bool STEEP, typename R>
-__device__ __forceinline__ R behind_softcap(const Fused<R>& call, R score, R of_logit) {
-    const R of_score = of_logit * slope<STEEP>(call, score);
+// A score's gradient, given its logit's and the slope. What takes no part has none, whatever its score is: chosen afterwards, which is no branch.
+template <typename R>
+__device__ __forceinline__ R behind_softcap(R of_logit, R slope) {
+    const R of_score = of_logit * slope;
     return of_logit != R(0) ? of_score : of_logit;
+}
+
+// The tangent and the slope, which have an exponential and a quotient in common.
+template <bool STEEP, typename R>
+__device__ __forceinline__ R tangent_and_slope(const Fused<R>& call, R score, R& slope) {
+    if constexpr (sizeof(R) == 8) {
+        slope = ::slope<STEEP>(call, score);
+        return tangent<STEEP>(call, score);
+    } else {
+        const R x = score * (STEEP ? call.steepness : call.scale_over_cap);
+        const R e = STEEP ? flushed_power_of_two(-fabsf(x)) : squared_decline(x), part = quick_reciprocal(R(1) + e);
+        slope = R(4) * (e * part) * part * call.scale;
+        // As hyperbolic_tangent has it, or `tangent`.
+        if constexpr (STEEP) return copysignf(fmaf(R(-2), e * part, R(1)), x);
+        else return fabsf(x) < R(0.3) ? small_tangent(x) : copysignf((R(1) - e) * part, x);
+    }
 }
 
 template <typename T, typename R>
@@ -405,8 +421,11 @@ struct HeldPlaces {
     }
 };
 
+// Whether a call has a softcap: it says so itself; there is none; or there is one, and its slopes are kept for the gradients.
+enum class Softcap { ASKED, NONE, KEPT };
+
 // COUNT logits of a line in one thread, in packs of SIZE, which is that of 16 bytes; `len` fits an int.
-template <typename T, int COUNT, int SIZE, int STEP, bool WINDOW>
+template <typename T, int COUNT, int SIZE, int STEP, bool WINDOW, Softcap SOFTCAP>
 struct HeldLogits : HeldPlaces<COUNT / SIZE, SIZE, STEP, WINDOW> {
     using R = Real<T>;
     using Places = HeldPlaces<COUNT / SIZE, SIZE, STEP, WINDOW>;
@@ -414,6 +433,11 @@ struct HeldLogits : HeldPlaces<COUNT / SIZE, SIZE, STEP, WINDOW> {
     static constexpr int PACKS = COUNT / SIZE;
 
     R z[COUNT];
+    R slopes[SOFTCAP == Softcap::KEPT ? COUNT : 1];
+
+    static __device__ __forceinline__ bool is_capped(const Fused<R>& call) {
+        return SOFTCAP == Softcap::KEPT || (SOFTCAP == Softcap::ASKED && call.cap > R(0));
+    }
 
     __device__ __forceinline__ R (&pack(int k))[SIZE] { return reinterpret_cast<R(&)[SIZE]>(z[k * SIZE]); }
     static __device__ __forceinline__ Exponential<T> exponential(R max) { return Exponential<T>(max); }
@@ -461,7 +485,7 @@ struct HeldLogits : HeldPlaces<COUNT / SIZE, SIZE, STEP, WINDOW> {
             end = first;
             inside = 0;
         }
-        const R scale = call.cap > R(0) ? call.cap : call.scale;
+        const R scale = is_capped(call) ? call.cap : call.scale;
         R max = absent;
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
@@ -469,10 +493,13 @@ struct HeldLogits : HeldPlaces<COUNT / SIZE, SIZE, STEP, WINDOW> {
             if (!takes(k)) continue;
 #pragma unroll
             for (int i = 0; i < SIZE; i++) x[i] = raw[k][i];
-            if (call.cap > R(0)) {
+            if (is_capped(call)) {
                 by_steepness<T>(call, [&](auto steep) {
 #pragma unroll
-                    for (int i = 0; i < SIZE; i++) x[i] = tangent<steep>(call, x[i]);
+                    for (int i = 0; i < SIZE; i++) {
+                        if constexpr (SOFTCAP == Softcap::KEPT) x[i] = tangent_and_slope<steep>(call, x[i], slopes[k * SIZE + i]);
+                        else x[i] = tangent<steep>(call, x[i]);
+                    }
                 });
             }
             if (call.adds == EACH) {
@@ -617,9 +644,9 @@ __device__ __forceinline__ void set_places(Held& held, const Group& group, const
     held.end = static_cast<int>(at.end);
     if constexpr (WINDOW) held.set_window(row, row_size);
 }
-template <typename T, int COUNT, int SIZE, bool WINDOW, typename Group>
+template <typename T, int COUNT, int SIZE, bool WINDOW, Softcap SOFTCAP = Softcap::ASKED, typename Group>
 __device__ __forceinline__ auto held_logits(const Group& group, const Place& at) {
-    HeldLogits<T, COUNT, SIZE, Group::BLOCK && !WINDOW ? 32 * SIZE : 0, WINDOW> held;
+    HeldLogits<T, COUNT, SIZE, Group::BLOCK && !WINDOW ? 32 * SIZE : 0, WINDOW, SOFTCAP> held;
     set_places<COUNT, SIZE, WINDOW>(held, group, at);
     return held;
 }
@@ -889,7 +916,7 @@ __device__ __forceinline__ R logit_gradient(const Fused<R>& call, const WeighedL
 // copy's bytes, which is the floor. What takes no part has the gradient 0 in a line of NaN, too, and its g does not count. Calls
 // take(k, place, z) with the gradients z of the logits of pack k, the first of which are at that place of all of the scores.
 // A warp takes a line that is not `there` as an empty one, and without a result.
-template <typename T, int COUNT, int SIZE, typename Group, typename Take>
+template <typename T, int COUNT, int SIZE, Softcap SOFTCAP, typename Group, typename Take>
 __device__ __forceinline__ void fused_backward_line(const Fused<Real<T>>& call, const Group& group, int64_t number, bool there, Take take) {
     using R = Real<T>;
     const R absent = negative_infinity<R>();
@@ -897,7 +924,7 @@ __device__ __forceinline__ void fused_backward_line(const Fused<Real<T>>& call, 
     Place at = locate<true>(call, number);
     if (!there) at.first = at.end = 0;
     const auto access = call.access();
-    auto held = held_logits<T, COUNT, SIZE, true>(group, at);
+    auto held = held_logits<T, COUNT, SIZE, true, SOFTCAP>(group, at);
     // Of a loop over lines, addresses of all packs would be kept in registers.
     asm volatile("" : "+r"(held.start), "+r"(held.step));
     constexpr int PACKS = COUNT / SIZE;
@@ -946,13 +973,18 @@ __device__ __forceinline__ void fused_backward_line(const Fused<Real<T>>& call, 
         }
         take(k, at.scores + j, result);
         if (!call.result) continue;
-        if (call.cap > R(0)) {
-            if (j < at.end && j + SIZE > at.first) {
+        if (held.is_capped(call)) {
+            if constexpr (SOFTCAP == Softcap::KEPT) {
+                if (held.takes(k)) {
+#pragma unroll
+                    for (int i = 0; i < SIZE; i++) result[i] = behind_softcap(result[i], held.slopes[k * SIZE + i]);
+                }
+            } else if (j < at.end && j + SIZE > at.first) {
                 Raw<T, SIZE> raw;
                 raw.load(PlainAccess{}, static_cast<const T*>(call.scores) + at.scores + j);
                 by_steepness<T>(call, [&](auto steep) {
 #pragma unroll
-                    for (int i = 0; i < SIZE; i++) result[i] = behind_softcap<steep>(call, raw[i], result[i]);
+                    for (int i = 0; i < SIZE; i++) result[i] = behind_softcap(result[i], slope<steep>(call, raw[i]));
                 });
             }
         } else {
@@ -964,11 +996,11 @@ __device__ __forceinline__ void fused_backward_line(const Fused<Real<T>>& call, 
 }
 
 // Each line by itself: writes the logits' gradient, too, if it is wanted.
-template <typename T, int COUNT, int SIZE, typename Group>
+template <typename T, int COUNT, int SIZE, Softcap SOFTCAP, typename Group>
 __device__ __forceinline__ void fused_backward_lines(const Fused<Real<T>>& call, const Group& group) {
     const int64_t number = group.line();
     const bool there = Group::BLOCK || number < call.lines;
-    fused_backward_line<T, COUNT, SIZE>(call, group, there ? number : 0, there, [&](int, int64_t place, const auto& z) {
+    fused_backward_line<T, COUNT, SIZE, SOFTCAP>(call, group, there ? number : 0, there, [&](int, int64_t place, const auto& z) {
         if (call.logits_gradient) store_as(call.access(), call.logits_gradient + place, z);
     });
 }
@@ -1063,10 +1095,10 @@ __device__ __forceinline__ void fused_backward_scores(const Fused<Real<T>>& call
         __shared__ Normalizer<R> parts[MAX_WARPS];                                                \
         fused_scores<T, COUNT, WINDOW>(call, WholeBlocks<R, BlockExchange<R>>{{parts}, nullptr}, ahead); \
     }
-#define FUSED_BACKWARD_WARP(name, dtype, T, COUNT, SIZE)                                          \
+#define FUSED_BACKWARD_WARP(name, dtype, T, COUNT, SIZE, SOFTCAP)                                 \
     extern "C" __global__ void __launch_bounds__(128)                                             \
         name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int shift) {                  \
-        fused_backward_lines<T, COUNT, SIZE>(call, WarpGroup<Real<T>>{shift});                    \
+        fused_backward_lines<T, COUNT, SIZE, SOFTCAP>(call, WarpGroup<Real<T>>{shift});           \
     }
 #define FUSED_BACKWARD_WARP_SCORES(name, dtype, T, COUNT)                                         \
     extern "C" __global__ void __launch_bounds__(128, 8)                                          \
@@ -1080,12 +1112,12 @@ __device__ __forceinline__ void fused_backward_scores(const Fused<Real<T>>& call
         __shared__ Weighted<R> parts[MAX_WARPS];                                                  \
         fused_backward_scores<T, COUNT>(call, WholeBlocks<R, BlockExchange<R>>{{}, parts});       \
     }
-#define FUSED_BACKWARD_BLOCK(name, dtype, T, COUNT, SIZE)                                         \
-    extern "C" __global__ void __launch_bounds__(sizeof(T) == 4 ? 384 : 512, sizeof(T) == 8 ? 1 : 2) \
+#define FUSED_BACKWARD_BLOCK(name, dtype, T, COUNT, SIZE, SOFTCAP, THREADS)                       \
+    extern "C" __global__ void __launch_bounds__(THREADS, sizeof(T) == 8 ? 1 : 2)                 \
         name##_##dtype(const __grid_constant__ Fused<Real<T>> call) {                             \
         using R = Real<T>;                                                                        \
         __shared__ Weighted<R> parts[MAX_WARPS];                                                  \
-        fused_backward_lines<T, COUNT, SIZE>(call, WholeBlocks<R, BlockExchange<R>>{{}, parts});  \
+        fused_backward_lines<T, COUNT, SIZE, SOFTCAP>(call, WholeBlocks<R, BlockExchange<R>>{{}, parts}); \
     }
 
 // Elements of a thread, and of a pack: src/cuda/plan has these counts too.

@@ -63,7 +63,7 @@ __device__ __forceinline__ void fused_backward_bias(const Fused<Real<T>>& call, 
         const bool takes = there && i < end;
         if (there && i + 1 < end) fetch<T>(call, group, kept + bias.summed.line(i + 1));
         const uint32_t line = kept + bias.summed.line(i < end ? i : first);
-        fused_backward_line<T, COUNT, SIZE>(call, group, line, takes, [&](int k, int64_t, const auto& z) {
+        fused_backward_line<T, COUNT, SIZE, Softcap::ASKED>(call, group, line, takes, [&](int k, int64_t, const auto& z) {
 #pragma unroll
             for (int n = 0; n < SIZE; n++) sums[k][n] += z[n];
         });

@@ -454,7 +454,7 @@ __device__ __forceinline__ void fused_backward_line(const FusedLogits<T, Line, t
             } else if constexpr (!SCORES) {
                 by_steepness<T>(call, [&](auto steep) {
 #pragma unroll
-                    for (int k = 0; k < TILE; k++) results[0][k] = behind_softcap<steep>(call, Element<T>::read(scores[k]), results[0][k]);
+                    for (int k = 0; k < TILE; k++) results[0][k] = behind_softcap(results[0][k], slope<steep>(call, Element<T>::read(scores[k])));
                 });
             }
             logits.store(static_cast<T*>(call.result), from, results);

@@ -791,7 +791,7 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
 #pragma unroll
             for (int i = 0; i < int(sizeof(scores.of) / sizeof(R)) && few + i < held.COUNT; i++) {
                 R& own = held.z[few + i];
-                own = behind_softcap<HAS_STEEPNESS<T>>(call, scores.of[i], own);
+                own = behind_softcap(own, slope<HAS_STEEPNESS<T>>(call, scores.of[i]));
             }
         });
     } else {

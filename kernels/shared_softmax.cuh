@@ -14,13 +14,6 @@
 constexpr int SHARED_THREADS = 640, SHARED_WARPS = SHARED_THREADS / 32, SHARED_KEPT = 3;
 constexpr int SHARED_BLOCKS = 2, MAX_SHARED_CHUNKS = 24, SAMPLE_PACKS = 4 * 32;
 
-// Within 1 ulp
-__device__ __forceinline__ float quick_reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // Two neighbouring packs' elements from `shift` of the first on, as many as a pack has.
 template <typename T>
 __device__ __forceinline__ Pack<T, 8> across_packs(const Pack<T, 8>& first, const Pack<T, 8>& next, int shift) {

@@ -32,6 +32,13 @@ __device__ __forceinline__ float reciprocal(float x) {
     return fmaf(y, fmaf(-x, y, 1.0f), y);
 }
 __device__ __forceinline__ double reciprocal(double x) { return 1.0 / x; }
+// Within 1 ulp
+__device__ __forceinline__ float quick_reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ double quick_reciprocal(double x) { return 1.0 / x; }
 __device__ __forceinline__ float round_to_grid(float x) { return rintf(x * 0.125f) * 8.0f; }
 __device__ __forceinline__ double round_to_grid(double x) { return rint(x * 0.125) * 8.0; }
 

@@ -90,6 +90,7 @@ impl Key {
         };
         let of_lines = |lines: FusedLines| match lines {
             FusedLines::Packs => "",
+            FusedLines::Capped => "_capped",
             FusedLines::Window => "_window",
             FusedLines::Scores => "_scores",
             FusedLines::ScoresWindow => "_scores_window",
@@ -382,7 +383,8 @@ mod tests {
             kernels.extend([8, 16].map(|count| Kernel::Warp { count, whole }));
             kernels.extend([Kernel::SplitStates { whole }, Kernel::SplitApply { whole }]);
         }
-        for (backward, lines) in [(false, FusedLines::Packs), (false, FusedLines::Window), (true, FusedLines::Packs)] {
+        let packs = [(false, FusedLines::Packs), (true, FusedLines::Packs)];
+        for (backward, lines) in packs.into_iter().chain([(false, FusedLines::Window), (true, FusedLines::Capped)]) {
             kernels.extend([Kernel::FusedWarp { backward, lines }, Kernel::FusedBlock { backward, lines }]);
         }
         for backward in [false, true] {

@@ -382,9 +382,11 @@ impl Strips {
 /// Which lines a fused kernel is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FusedLines {
-    /// Whole packs of 16 bytes.
+    /// Whole packs of 16 bytes, gradients without a softcap, …
     Packs,
-    /// The same, and parts that are outside of a window are passed over.
+    /// … and gradients with one.
+    Capped,
+    /// Whole packs, and parts that are outside of a window are passed over.
     Window,
     /// Whole packs of scores, which are the logits but for a scale and, of gradients, a mask or window, …
     Scores,

@@ -443,6 +443,7 @@ fn fused_plans_cover_the_lines() {
     let scores = FusedKind { scores: true, ..packs };
     let gradients = FusedKind { backward: true, ..scores };
     let capped = FusedKind { capped: true, ..any };
+    let capped_gradients = FusedKind { backward: true, capped: true, ..packs };
     let masked = FusedKind { scores: true, masked_alike: 1, ..any };
     let padded = FusedKind { masked_alike: 1000, ..masked };
     let gradients_of_any = Kernel::FusedTile { backward: true, held: Held::Logits, many: false };
@@ -461,6 +462,13 @@ fn fused_plans_cover_the_lines() {
         (lines(64, 1024, 1), gradients, HOPPER, Kernel::FusedWarp { backward: true, lines: FusedLines::Scores }),
         (lines(64, 8192, 1), gradients, HOPPER, Kernel::FusedBlock { backward: true, lines: FusedLines::Scores }),
         (lines(64, 2048, 1), gradients, TURING, Kernel::FusedBlock { backward: true, lines: of }),
+        (
+            lines(64, 2048, 1),
+            capped_gradients,
+            HOPPER,
+            Kernel::FusedBlock { backward: true, lines: FusedLines::Capped },
+        ),
+        (lines(64, 512, 1), capped_gradients, TURING, Kernel::FusedWarp { backward: true, lines: FusedLines::Capped }),
         (
             lines(64, 2048, 1),
             FusedKind { queries: 64, ..scores },
@@ -585,7 +593,12 @@ fn fused_plans_cover_the_lines() {
                 | Kernel::FusedBlock { lines: Scores | ScoresWindow, .. } => {
                     scores_count(backward, size).expect("of this size")
                 }
-                _ => fused_count(backward, size),
+                Kernel::FusedWarp { lines, .. } | Kernel::FusedBlock { lines, .. } => {
+                    let is_capped = lines == FusedLines::Capped;
+                    assert_eq!(is_capped, backward && kind.capped, "{what}");
+                    fused_count(backward, lines, size)
+                }
+                _ => (0, 0),
             };
             assert!((1..=MAX_GRID).contains(&grid) && (WARP..=512).contains(&block), "{what}");
             assert!(block.is_multiple_of(WARP) && grid.is_multiple_of(plan.cluster as usize), "{what}");
