@@ -115,15 +115,19 @@ impl Geometry {
         queries: Option<usize>,
     ) -> Self {
         let dims = shape.dims();
-        let scores = Layout::contiguous(shape);
         let stride = |layout: Option<&Layout>, d: usize| layout.map_or(0, |layout| layout.stride()[d]);
         let mut axes: Vec<Axis> = Vec::new();
-        let mut lines_inside = 1;
-        for d in (0..dims.len()).rev().filter(|&d| d != dim && dims[d] != 1) {
+        let (mut lines_inside, mut elements_inside) = (1, 1);
+        for d in (0..dims.len()).rev() {
+            let scores = elements_inside;
+            elements_inside *= dims[d];
+            if d == dim || dims[d] == 1 {
+                continue;
+            }
             let outer = Axis {
                 size: dims[d],
                 line: lines_inside,
-                scores: scores.stride()[d],
+                scores,
                 bias: stride(bias, d),
                 mask: stride(mask, d),
                 sink: if d + 3 == dims.len() { stride(sinks, 0) } else { 0 },
