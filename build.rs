@@ -145,6 +145,8 @@ mod cuda {
         (90, "kernels/fused_backward_warp_scores", ALL_BUT_DOUBLE),
         (90, "kernels/fused_backward_block_scores", ALL_BUT_DOUBLE),
         (90, "kernels/hopper/fused_cluster", ALL),
+        (90, "kernels/hopper/fused_cluster_tile", ALL),
+        (90, "kernels/hopper/fused_backward_cluster_tile", ALL),
         (90, "kernels/hopper/fused_backward_bias_tile", ALL_BUT_DOUBLE),
         (75, "kernels/statistics", ALL),
         (75, "kernels/warp_statistics", ALL),
@@ -170,6 +172,7 @@ mod cuda {
     /// Sources are compressed together that are called the same with these in place of those.
     const VARIANTS: &[(&str, &str)] = &[
         ("_any", ""),
+        ("_cluster", ""),
         ("_columns_backward", "_columns"),
         ("_backward_group", "_group"),
         ("fused_backward_rows", "fused_group"),
@@ -177,7 +180,6 @@ mod cuda {
         ("_backward_tile", "_tile"),
         ("_block", ""),
         ("_capped", ""),
-        ("_cluster", ""),
         ("_many", ""),
         ("_scores", ""),
         ("_warp", ""),

@@ -48,6 +48,19 @@ __device__ __forceinline__ R sum_column(const R* numbers, int count, int columns
 #if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
 constexpr int MAX_CLUSTER = 16;
 
+// As kernels/bulk.cuh has it of other parts.
+__device__ __forceinline__ void send(unsigned block, Weighted<float>* to, Weighted<float> value, ArrivalBarrier& arrived) {
+    asm volatile("{\n.reg .b32 there, barrier;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 barrier, %1, %2;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %5}, [barrier];\n}" ::"r"(shared_address(to)),
+                 "r"(shared_address(&arrived)), "r"(block), "f"(value.max), "f"(value.sum), "f"(value.dot) : "memory");
+}
+__device__ __forceinline__ void send(unsigned block, Weighted<double>* to, Weighted<double> value, ArrivalBarrier& arrived) {
+    asm volatile("{\n.reg .b32 there, barrier;\nmapa.shared::cluster.u32 there, %0, %2;\nmapa.shared::cluster.u32 barrier, %1, %2;\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f64 [there], {%3, %4}, [barrier];\n"
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f64 [there + 16], {%5, %5}, [barrier];\n}" ::"r"(shared_address(to)),
+                 "r"(shared_address(&arrived)), "r"(block), "d"(value.max), "d"(value.sum), "d"(value.dot) : "memory");
+}
+
 // The warps of a cluster's blocks, a line each. Every warp sends its part into the shared memory of every block, where a barrier counts
 // what has come: the cluster's own barrier would wait until the whole GPU can see what was written.
 template <typename R>

@@ -19,14 +19,6 @@ __device__ __forceinline__ Weighted<R> merge_column(const Weighted<R>* parts, in
     return {max, sum, dot};
 }
 
-#if __CUDA_ARCH__ >= 900
-template <typename R>
-__device__ __forceinline__ void send(unsigned block, Weighted<R>* to, Weighted<R> value, ArrivalBarrier& arrived) {
-    send(block, reinterpret_cast<Normalizer<R>*>(to), Normalizer<R>{value.max, value.sum}, arrived);
-    send(block, &to->dot, value.dot, arrived);
-}
-#endif
-
 // The scores that a thread has of SIZE columns, as logits.
 template <typename T, int SIZE, bool WHOLE, int ROWS>
 struct ColumnLogits {
@@ -63,7 +55,7 @@ __device__ __forceinline__ void fused_backward_columns(const Fused<Real<T>>& cal
     using R = Real<T>;
     extern __shared__ uint4 shared[];
     __shared__ ArrivalBarrier arrived;
-    const ColumnShare<T, SIZE, WHOLE, ROWS> own(call.len, call.inner, shift, arrived, 3 * sizeof(R));
+    const ColumnShare<T, SIZE, WHOLE, ROWS> own(call.len, call.inner, shift, arrived, sizeof(Weighted<R>));
     Pack<T, SIZE> held[2][ROWS];
     ColumnLogits<T, SIZE, WHOLE, ROWS> logit;
     logit.scale = call.scale;

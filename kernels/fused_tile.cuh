@@ -104,6 +104,22 @@ struct MaskRow {
     __device__ __forceinline__ uint32_t ends(int len) const { return read_shared<uint32_t>(units + len / 2 * 8); }
 };
 
+// The elements of a line that a block takes.
+struct LinePart {
+    int first, len;
+
+    // Where they are, given where the line is.
+    template <typename R>
+    __device__ __forceinline__ Place of(const Fused<R>& call, Place line) const {
+        line.scores += first;
+        line.bias += first * call.bias_step;
+        line.mask += first * call.mask_step;
+        line.first = min(max(line.first - first, int64_t(0)), int64_t(len));
+        line.end = min(max(line.end - first, int64_t(0)), int64_t(len));
+        return line;
+    }
+};
+
 // The threads that share a line: 2^shift of a warp, or, where shift is WHOLE_BLOCK, a block.
 constexpr int WHOLE_BLOCK = 6;
 template <typename R>
@@ -111,12 +127,17 @@ struct TileGroup {
     int shift;
     Normalizer<R>* parts;   // MAX_WARPS, in shared memory, …
     Weighted<R>* weighted;  // … or as many of these
+    static constexpr bool CLUSTER = false;
 
     __device__ __forceinline__ bool is_block() const { return shift == WHOLE_BLOCK; }
     __device__ __forceinline__ int size() const { return is_block() ? blockDim.x : 1 << shift; }
     __device__ __forceinline__ int rank() const { return is_block() ? threadIdx.x : threadIdx.x & ((1 << shift) - 1); }
     // How many lines a block takes, and which of them is this thread's
     __device__ __forceinline__ int lines() const { return is_block() ? 1 : blockDim.x >> shift; }
+    __device__ __forceinline__ int64_t first_line() const { return blockIdx.x * int64_t(lines()); }
+    // The most elements of a line that a block takes, and which
+    static __device__ __forceinline__ int most(int len) { return len; }
+    static __device__ __forceinline__ LinePart part(int len) { return {0, len}; }
     __device__ __forceinline__ int own() const { return is_block() ? 0 : threadIdx.x >> shift; }
     // How often `few` for each thread are in less than so many.
     __device__ __forceinline__ int fews_below(int count, int few) const {
@@ -134,7 +155,59 @@ struct TileGroup {
     }
     // As WarpGroup's
     __device__ __forceinline__ bool all(bool holds) const { return is_block() ? holds : __all_sync(~0u, holds); }
+    __device__ __forceinline__ bool is_first() const { return rank() == 0; }
 };
+
+#if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
+// A cluster of blocks, each of which has a part of the line in its own tile.
+template <typename R>
+struct TileCluster {
+    static constexpr bool CLUSTER = true;
+    // In shared memory: a part of each warp of the cluster, …
+    Normalizer<R>* parts;
+    Weighted<R>* weighted;     // … or as many of these, for each time that they are merged
+    ArrivalBarrier* arrived;   // for each time
+    mutable int times = 0;
+
+    using Exchange = ClusterExchange<R>;
+    // Before anything else, if parts are weighted and merged up to so many times
+    __device__ __forceinline__ void begin(int times) const {
+        if (threadIdx.x == 0) {
+            for (int time = 0; time < times; time++) arrived[time].init();
+            ArrivalBarrier::announce();
+            for (int time = 0; time < times; time++) arrived[time].expect(Exchange::blocks() * (blockDim.x / 32) * sizeof(Weighted<R>));
+        }
+        Exchange::begin();
+    }
+    static __device__ constexpr bool is_block() { return true; }
+    static __device__ __forceinline__ int size() { return blockDim.x; }
+    static __device__ __forceinline__ int rank() { return threadIdx.x; }  // in a block
+    static __device__ constexpr int lines() { return 1; }
+    static __device__ constexpr int own() { return 0; }
+    static __device__ __forceinline__ int64_t first_line() { return blockIdx.x / Exchange::blocks(); }
+    // Whole eights, of which each has random bits of its own: src/cuda/plan sees to it that every block has some.
+    static __device__ __forceinline__ int most(int len) { return ((len + Exchange::blocks() - 1) / Exchange::blocks() + 7) & ~7; }
+    static __device__ __forceinline__ LinePart part(int len) {
+        const int most = TileCluster::most(len), first = Exchange::rank() * most;
+        return {first, min(most, len - first)};
+    }
+    static __device__ __forceinline__ int fews_below(int count, int few) { return static_cast<uint32_t>(max(count, 1) - 1) / few / blockDim.x; }
+
+    template <typename F>
+    __device__ __forceinline__ R reduce(R value, F f) const { return warp_group_reduce(value, 32, f); }
+    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const { return Exchange{parts, *arrived}.merge(part); }
+    __device__ __forceinline__ Weighted<R> merge(Weighted<R> part, bool unweighted) const {
+        const int warps = Exchange::blocks() * (blockDim.x / 32), lane = threadIdx.x % 32, time = times++;
+        if (time == 0) Exchange::wait();
+        auto* all = weighted + time * warps;
+        if (lane < Exchange::blocks()) send(lane, all + (Exchange::rank() * blockDim.x + threadIdx.x) / 32, part, arrived[time]);
+        arrived[time].wait(0);
+        return merge_parts(all, warps, unweighted);
+    }
+    static __device__ constexpr bool all(bool holds) { return holds; }
+    static __device__ __forceinline__ bool is_first() { return rank() == 0 && Exchange::rank() == 0; }
+};
+#endif
 
 // What was read for the elements of a unit: for each by itself or, IN_PAIRS, for two of half precision as one word.
 template <typename P, int PER_UNIT, bool IN_PAIRS>
@@ -167,8 +240,8 @@ struct TilePlaces {
     bool has_first, has_last;
 
     // The line begins `begin` elements from a multiple of 4 bytes on.
-    template <typename R>
-    __device__ __forceinline__ TilePlaces(T* line, int begin, int len, const TileGroup<R>& group) : elements(line), len(len) {
+    template <typename Group>
+    __device__ __forceinline__ TilePlaces(T* line, int begin, int len, const Group& group) : elements(line), len(len) {
         const int before = PER_UNIT > 1 ? begin & 1 : 0, rank = group.rank(), threads = group.size();
         first = before + rank * PER_UNIT;
         step = threads * PER_UNIT;
@@ -622,14 +695,15 @@ struct TileScores : TilePlaces<T, WORDS, FEW> {
     }
 };
 
-// What is dropped of a line's results becomes 0. Eight neighbours share random bits.
-template <typename O, typename R>
-__device__ __forceinline__ void drop(const Fused<R>& call, int64_t line, O* results, int len, int rank, int threads) {
+// What is dropped of the results of part of a line becomes 0. Eight neighbours share random bits.
+template <typename O, typename R, typename Group>
+__device__ __forceinline__ void drop(const Fused<R>& call, int64_t line, O* results, LinePart part, const Group& group) {
     const O zero = {};
+    const int step = group.size() * 8;
 #pragma unroll 1
-    for (int j = rank * 8; j < len; j += threads * 8) {
-        each_dropped<8>(call, line, j, [&](int i) {
-            if (j + i < len) results[j + i] = zero;
+    for (int j = group.rank() * 8; j < part.len; j += step) {
+        each_dropped<8>(call, line, part.first + j, [&](int i) {
+            if (j + i < part.len) results[j + i] = zero;
         });
     }
 }
@@ -651,11 +725,11 @@ __device__ __forceinline__ void store_tile(const Held& held, const Tile<T>& tile
 
 // The mask of a tile's lines, the first of which has this number, if they share one; `behind` is what follows the tiles. All threads call this,
 // each with the place of its line.
-template <typename T>
-__device__ __forceinline__ MaskRow shared_mask(const Fused<Real<T>>& call, const TileGroup<Real<T>>& group, int64_t number, int lines, const Place& at,
+template <typename T, typename Group>
+__device__ __forceinline__ MaskRow shared_mask(const Fused<Real<T>>& call, const Group& group, int64_t number, int lines, const Place& at,
                                                unsigned char* behind) {
     MaskRow row{0};
-    if constexpr (sizeof(T) == 2) {
+    if constexpr (sizeof(T) == 2 && !Group::CLUSTER) {
         const auto first = static_cast<uint32_t>(number), last = first + lines - 1;
         if (call.alike.size == 0 || call.alike.quotient(first) != call.alike.quotient(last)) return row;
         row.units = shared_address(behind);
@@ -665,25 +739,40 @@ __device__ __forceinline__ MaskRow shared_mask(const Fused<Real<T>>& call, const
     return row;
 }
 
+// Fetches what is in the window of a part of a line.
+template <typename T, typename R>
+__device__ __forceinline__ void fetch_window(const Fused<R>& call, const Tile<T>& tile, const T* run, int64_t start, const Place& at, ArrivalBarrier& arrived) {
+    const int first = static_cast<int>(at.first);
+    start += first;
+    const Tile<T> window{tile.elements + Tile<T>::before(run) + first - Tile<T>::before(run + first), static_cast<int>(at.end) - first};
+    window.fetch(run + first, start, call.lines * call.len - start - window.count, arrived);
+}
+
 // Shared memory: the tile and its margin and, where lines share a mask, that.
-template <typename T, typename Held>
-__device__ __forceinline__ void fused_tile(const Fused<Real<T>>& call, const TileGroup<Real<T>>& group) {
+template <typename T, typename Held, typename Group>
+__device__ __forceinline__ void fused_tile(const Fused<Real<T>>& call, const Group& group, int ahead = 0) {
     using R = Real<T>;
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ ArrivalBarrier arrived[1];
     prepare(arrived);
-    const int64_t number = call.sharers.size > 0 ? shared_line(call, blockIdx.x) : blockIdx.x * int64_t(group.lines());
-    const int len = static_cast<int>(call.len), here = call.lines - number < group.lines() ? int(call.lines - number) : group.lines();
-    const int64_t start = number * call.len;
+    const int64_t number = !Group::CLUSTER && call.sharers.size > 0 ? shared_line(call, blockIdx.x) : group.first_line();
+    const int here = call.lines - number < group.lines() ? int(call.lines - number) : group.lines();
+    const LinePart part = group.part(static_cast<int>(call.len));
+    const int64_t start = number * call.len + part.first;
     const T* scores = static_cast<const T*>(call.scores) + start;
-    const Tile<T> tile{reinterpret_cast<T*>(memory), here * len};
-    tile.fetch(scores, start, (call.lines - number - here) * call.len, arrived[0]);
+    const Tile<T> tile{reinterpret_cast<T*>(memory), here * part.len};
+    if (!Group::CLUSTER) tile.fetch(scores, start, (call.lines - number - here) * call.len, arrived[0]);
     // What a block has no line for goes through the motions, with whatever is in shared memory.
     const bool there = group.own() < here;
-    const Place at = locate<true>(call, there ? number + group.own() : 0);
-    const int begin = Tile<T>::before(scores) + group.own() * len;
-    Held held(tile.elements + begin, begin, len, group);
-    const auto mask = shared_mask<T>(call, group, number, here, at, memory + tile_room<T>(group.lines() * len));
+    Place at = locate<true>(call, there ? number + group.own() : 0);
+    if constexpr (Group::CLUSTER) {
+        at = part.of(call, at);
+        fetch_window(call, tile, scores, start, at, arrived[0]);
+        if (ahead > 0 && at.line + ahead < call.lines && threadIdx.x == 0) prefetch(scores + ahead * call.len, part.len);
+    }
+    const int begin = Tile<T>::before(scores) + group.own() * part.len;
+    Held held(tile.elements + begin, begin, part.len, group);
+    const auto mask = shared_mask<T>(call, group, number, here, at, memory + tile_room<T>(group.lines() * part.len));
     held.prepare(call, at, mask);
     wait_for_tiles(arrived);
     const R own_max = held.load(call, at, mask);
@@ -710,13 +799,13 @@ __device__ __forceinline__ void fused_tile(const Fused<Real<T>>& call, const Til
             held.each([&](int n, int j) { to[j] = Other::write(call.dtype, held.z[n]); });
             if (!call.threshold) return;
             __syncthreads();
-            return drop(call, at.line, to, len, group.rank(), group.size());
+            return drop(call, at.line, to, part, group);
         }
     }
     store_tile(held, tile, Tile<T>::before(scores), static_cast<T*>(call.result) + start, [&](T* results) {
         if (!call.threshold) return;
         __syncthreads();
-        drop(call, at.line, results, len, group.rank(), group.size());
+        drop(call, at.line, results, part, group);
     });
 }
 
@@ -763,9 +852,9 @@ struct TileGradientUnits {
 
 // The gradients of the scores and what is around them. `held` becomes the gradients of the scores. `of_logits` is called when it is those of
 // the logits, if these are held.
-template <typename T, int WORDS, int FEW, bool CAPPED, typename OfLogits>
+template <typename T, int WORDS, int FEW, bool CAPPED, typename Group, typename OfLogits>
 __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileLogits<T, WORDS, FEW, CAPPED>& held,
-                                               typename TileLogits<T, WORDS, FEW, CAPPED>::Gradients& g, const TileGroup<Real<T>>& group,
+                                               typename TileLogits<T, WORDS, FEW, CAPPED>::Gradients& g, const Group& group,
                                                const MaskRow& mask, OfLogits of_logits) {
     using R = Real<T>;
     const R own_max = held.load(call, at, mask);
@@ -775,7 +864,7 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
         if (held.z[n] == negative_infinity<R>()) g.clear(n / PER_UNIT, n % PER_UNIT);
     });
     const auto line = weigh<T>(call, at, held, g, own_max, group);
-    if (there && call.sinks_gradient && group.rank() == 0) call.sinks_gradient[at.line] = -line.sink * line.dot;
+    if (there && call.sinks_gradient && group.is_first()) call.sinks_gradient[at.line] = -line.sink * line.dot;
     const bool finite = !call.log && isfinite(line.dot);
     const auto each_gradient = [&](auto is_finite) {
         held.each_held([&](int n) {
@@ -798,9 +887,9 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
         held.results([&](R z) { return z * call.scale; });
     }
 }
-template <typename T, int WORDS, int FEW, typename OfLogits>
+template <typename T, int WORDS, int FEW, typename Group, typename OfLogits>
 __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileScores<T, WORDS, FEW, false>& held,
-                                               typename TileScores<T, WORDS, FEW, false>::Gradients& g, const TileGroup<Real<T>>& group,
+                                               typename TileScores<T, WORDS, FEW, false>::Gradients& g, const Group& group,
                                                const MaskRow& mask, OfLogits) {
     using R = Real<T>;
     const R own_max = held.load(call, at, mask);
@@ -820,7 +909,7 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
         });
         if (group.is_block()) __syncthreads();  // All have read the parts.
     }
-    if (there && call.sinks_gradient && group.rank() == 0) call.sinks_gradient[at.line] = -line.sink * line.dot;
+    if (there && call.sinks_gradient && group.is_first()) call.sinks_gradient[at.line] = -line.sink * line.dot;
     const auto exponential = held.exponential(line.warp_max);
     line.factor *= call.scale;
     held.each_pack([&](int k) {
@@ -842,11 +931,11 @@ struct TilesOfLines {
     Tile<T> scores, gradient;  // of the result; none where that has not the scores' dtype
     int64_t start;             // of the scores' elements
 
-    // The lines from one on, so many of `most`.
-    __device__ __forceinline__ TilesOfLines(const Fused<Real<T>>& call, unsigned char* memory, int most, int64_t number, int here)
-        : scores{reinterpret_cast<T*>(memory), here * int(call.len)},
-          gradient{reinterpret_cast<T*>(memory + tile_room<T>(most * int(call.len))), call.dtype == OWN<T> ? scores.count : 0},
-          start(number * call.len) {}
+    // So many elements from one on, of as many as there may be.
+    __device__ __forceinline__ TilesOfLines(const Fused<Real<T>>& call, unsigned char* memory, int most, int64_t start, int count)
+        : scores{reinterpret_cast<T*>(memory), count},
+          gradient{reinterpret_cast<T*>(memory + tile_room<T>(most)), call.dtype == OWN<T> ? count : 0},
+          start(start) {}
 
     // All threads call this.
     __device__ __forceinline__ void fetch(const Fused<Real<T>>& call, ArrivalBarrier (&arrived)[2]) const {
@@ -857,18 +946,27 @@ struct TilesOfLines {
         const auto* gradients = own_dtype ? static_cast<const T*>(call.gradient) + start : from;
         gradient.fetch(gradients, own_dtype ? start : 0, own_dtype ? behind : 0, arrived[1]);
     }
+    // The same of what is in the window of a part of a line.
+    __device__ __forceinline__ void fetch_window(const Fused<Real<T>>& call, const Place& at, ArrivalBarrier (&arrived)[2]) const {
+        const auto* from = static_cast<const T*>(call.scores);
+        ::fetch_window(call, scores, from + start, start, at, arrived[0]);
+        if (call.dtype == OWN<T>) ::fetch_window(call, gradient, static_cast<const T*>(call.gradient) + start, start, at, arrived[1]);
+        else gradient.fetch(from, 0, 0, arrived[1]);
+    }
+    // Fetches into the L2 cache what lies so many elements further.
+    __device__ __forceinline__ void fetch_ahead(const Fused<Real<T>>& call, int64_t distance) const {
+        prefetch(static_cast<const T*>(call.scores) + start + distance, scores.count);
+        if (call.dtype == OWN<T>) prefetch(static_cast<const T*>(call.gradient) + start + distance, scores.count);
+    }
 };
 
-// The same of the lines in such tiles, which `wait` waits for; `behind` is where a mask may be in shared memory.
-template <typename T, typename Held, typename Wait, typename OfLogits>
-__device__ __forceinline__ void gradients_of_tiles(const Fused<Real<T>>& call, const TileGroup<Real<T>>& group, int64_t number, int here,
+// The same of the lines in such tiles, of which this thread's is `at`, and which `wait` waits for; `behind` is where a mask may be in shared memory.
+template <typename T, typename Held, typename Group, typename Wait, typename OfLogits>
+__device__ __forceinline__ void gradients_of_tiles(const Fused<Real<T>>& call, const Group& group, int64_t number, int here, LinePart part, const Place& at,
                                                    const TilesOfLines<T>& tiles, unsigned char* behind, Wait wait, OfLogits of_logits) {
-    const int len = static_cast<int>(call.len);
     const T* scores = static_cast<const T*>(call.scores) + tiles.start;
-    const bool there = group.own() < here;
-    const Place at = locate<true>(call, there ? number + group.own() : 0);
-    const int offset = group.own() * len, begin = Tile<T>::before(scores) + offset;
-    Held held(tiles.scores.elements + begin, begin, len, group);
+    const int offset = group.own() * part.len, begin = Tile<T>::before(scores) + offset;
+    Held held(tiles.scores.elements + begin, begin, part.len, group);
     // There are not the registers for more than logits.
     MaskRow mask{};
     if constexpr (Held::ONCE) mask = shared_mask<T>(call, group, number, here, at, behind);
@@ -880,34 +978,42 @@ __device__ __forceinline__ void gradients_of_tiles(const Fused<Real<T>>& call, c
     } else {
         T* gradients = tiles.gradient.elements + Tile<T>::before(static_cast<const T*>(call.gradient) + tiles.start) + offset;
         if (call.threshold) {
-            drop(call, at.line, gradients, len, group.rank(), group.size());
+            drop(call, at.line, gradients, part, group);
             __syncthreads();
         }
         g.load(held, gradients);
     }
-    tile_gradients(call, at, there, held, g, group, mask, of_logits);
+    tile_gradients(call, at, group.own() < here, held, g, group, mask, of_logits);
     if (call.result) store_tile(held, tiles.scores, Tile<T>::before(scores), static_cast<T*>(call.result) + tiles.start, [](T*) {});
 }
 
 // The gradients in tiles: moves what fused_backward_lines moves. Shared memory: two tiles with their margins, of scores and of the
 // result's gradient, and a mask as above.
-template <typename T, typename Held>
-__device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, const TileGroup<Real<T>>& group) {
+template <typename T, typename Held, typename Group>
+__device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, const Group& group, int ahead = 0) {
     using R = Real<T>;
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ ArrivalBarrier arrived[2];
     prepare(arrived);
-    const int64_t number = blockIdx.x * int64_t(group.lines());
+    const int64_t number = group.first_line();
     const int here = call.lines - number < group.lines() ? int(call.lines - number) : group.lines();
-    const TilesOfLines<T> tiles(call, memory, group.lines(), number, here);
-    tiles.fetch(call, arrived);
-    unsigned char* behind = memory + 2 * tile_room<T>(group.lines() * int(call.len));
+    const LinePart part = group.part(static_cast<int>(call.len));
+    const int most = group.lines() * group.most(static_cast<int>(call.len));
+    const TilesOfLines<T> tiles(call, memory, most, number * call.len + part.first, here * part.len);
+    if (!Group::CLUSTER) tiles.fetch(call, arrived);
+    Place at = locate<true>(call, group.own() < here ? number + group.own() : 0);
+    if constexpr (Group::CLUSTER) {
+        at = part.of(call, at);
+        tiles.fetch_window(call, at, arrived);
+        if (ahead > 0 && at.line + ahead < call.lines && threadIdx.x == 0) tiles.fetch_ahead(call, ahead * call.len);
+    }
+    unsigned char* behind = memory + 2 * tile_room<T>(most);
     const auto write = [&](const auto& held, const Place& at) {
         if (!call.logits_gradient) return;
         R* to = call.logits_gradient + at.scores;
         held.each([&](int n, int j) { to[j] = held.z[n]; });
     };
-    gradients_of_tiles<T, Held>(call, group, number, here, tiles, behind, [&] { wait_for_tiles(arrived); }, write);
+    gradients_of_tiles<T, Held>(call, group, number, here, part, at, tiles, behind, [&] { wait_for_tiles(arrived); }, write);
 }
 
 // Units of a thread, as src/cuda/plan has them, and how many of them come together. What is done once for a line takes as long as

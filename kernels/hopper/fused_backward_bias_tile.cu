@@ -27,7 +27,7 @@ __device__ __forceinline__ void fused_backward_bias_tile(const Fused<Real<T>>& c
     R* sums = reinterpret_cast<R*>(memory + 2 * room) + odd;
     for (int i = threadIdx.x; i < here * len; i += blockDim.x) sums[i] = R(0);
     const auto tiles_of = [&](uint32_t i, uint32_t line) {
-        return TilesOfLines<T>(call, memory + ((i - first) & 1) * room, group.lines(), line, here);
+        return TilesOfLines<T>(call, memory + ((i - first) & 1) * room, elements, line * call.len, here * len);
     };
     tiles_of(first, line).fetch(call, arrived[0]);
 #pragma unroll 1
@@ -58,7 +58,8 @@ __device__ __forceinline__ void fused_backward_bias_tile(const Fused<Real<T>>& c
             held.each(add_one);
         };
         unsigned char* behind = reinterpret_cast<unsigned char*>(sums + elements);
-        gradients_of_tiles<T, LogitsInTiles<T>>(call, group, line, here, tiles_of(i, line), behind, wait, add);
+        const Place at = locate<true>(call, group.own() < here ? line + group.own() : 0);
+        gradients_of_tiles<T, LogitsInTiles<T>>(call, group, line, here, group.part(len), at, tiles_of(i, line), behind, wait, add);
         // Without results all meet here, before the next mask comes.
         if (!call.result) __syncthreads();
     }

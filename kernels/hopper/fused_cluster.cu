@@ -15,7 +15,7 @@
     }
 #define KERNEL(dtype, T, COUNT, BLOCKS) \
     CLUSTER_KERNEL(fused_cluster_##COUNT, dtype, T, 512, BLOCKS, (fused_lines<T, COUNT, PACK<T>, true>))
-#define SINGLE_KERNELS(dtype, T) KERNEL(dtype, T, 16, 2) KERNEL(dtype, T, 20, 2) KERNEL(dtype, T, 32, 1)
+#define SINGLE_KERNELS(dtype, T) KERNEL(dtype, T, 32, 1)
 #define DOUBLE_KERNELS(dtype, T) KERNEL(dtype, T, 8, 2) KERNEL(dtype, T, 16, 1)
 // With nothing but a scale, sinks and dropout the scores stay as they lie in memory.
 #define HALF_KERNELS(dtype, T) KERNEL(dtype, T, 32, 2) CLUSTER_KERNEL(fused_cluster_scores, dtype, T, 256, 3, (fused_scores<T, 64, false>))

@@ -152,6 +152,7 @@ impl Key {
             Kernel::FusedTile { backward, held, many } => {
                 fused("tile", backward, of_held(held)) + if many { "_many" } else { "" }
             }
+            Kernel::FusedClusterTile { backward, held } => fused("cluster_tile", backward, of_held(held)),
             Kernel::FusedCluster { count } => format!("fused_cluster_{count}"),
             Kernel::FusedClusterScores => "fused_cluster_scores".into(),
             Kernel::FusedBiasWarp => "fused_backward_bias_warp".into(),
@@ -390,6 +391,8 @@ mod tests {
         for backward in [false, true] {
             let tile = |held| Kernel::FusedTile { backward, held, many: false };
             kernels.extend([Held::Logits, Held::CappedLogits].map(tile));
+            let cluster = |held| Kernel::FusedClusterTile { backward, held };
+            kernels.extend([Held::Logits, Held::CappedLogits].map(cluster));
             for scores in [false, true] {
                 let group = Kernel::FusedGroup { backward, scores, pairs: false };
                 kernels.extend([group, Kernel::FusedRows { backward, scores }]);
@@ -409,8 +412,6 @@ mod tests {
             let wide: &[Kernel] = match dtype {
                 "f32" => &[
                     Kernel::StatisticsThread { pairs: false, held: true },
-                    Kernel::FusedCluster { count: 16 },
-                    Kernel::FusedCluster { count: 20 },
                     Kernel::FusedCluster { count: 32 },
                     Kernel::TopKShortRows { most: 512 },
                     Kernel::TopKShortRows { most: 1024 },
@@ -494,6 +495,8 @@ mod tests {
                     Kernel::FusedBlock { backward: false, lines: FusedLines::ScoresWindow },
                     Kernel::FusedTile { backward: false, held: Held::Scores, many: false },
                     Kernel::FusedTile { backward: true, held: Held::Scores, many: false },
+                    Kernel::FusedClusterTile { backward: false, held: Held::Scores },
+                    Kernel::FusedClusterTile { backward: true, held: Held::Scores },
                     Kernel::FusedTile { backward: false, held: Held::Logits, many: true },
                     Kernel::FusedTile { backward: false, held: Held::CappedLogits, many: true },
                     Kernel::FusedBiasTile,

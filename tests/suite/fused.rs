@@ -1243,6 +1243,44 @@ fn lines_of_a_vocabulary() -> Result<()> {
     Ok(())
 }
 
+/// Lines that a cluster's blocks have a part of each in tiles, about as long as so many blocks have room for, whose tensors begin anywhere.
+#[test]
+fn lines_in_the_tiles_of_a_cluster() -> Result<()> {
+    for (dtype, lengths) in [
+        (DType::F32, [12_801, 20_488, 163_831, 204_793]),
+        (DType::BF16, [20_481, 65_544, 204_793, 327_673]),
+        (DType::F16, [20_487, 81_927, 184_311, 524_281]),
+        (DType::F64, [4104, 16_391, 50_257, 65_529]),
+    ] {
+        for (i, len) in lengths.into_iter().enumerate() {
+            let (seed, heads) = (i as u64, if len > 100_000 { 1 } else { 2 });
+            let plain = Case { scale: 0.5, before: i % 4, ..Case::new(make(&[1, heads, 1, len], 3.0, seed, dtype)?) };
+            let (keep, sinks) = (Some(mask(&[len], seed + 1)?), Some(make(&[heads], 2.0, seed + 2, dtype)?));
+            let of_keys = Some(make(&[len], 1.0, seed + 3, dtype)?);
+            let of_heads = Some(make(&[heads, 1, len], 1.0, seed + 4, dtype)?);
+            let dropout = Some((0.3, seed));
+            let (other, rows) = (if dtype == DType::F32 { DType::BF16 } else { DType::F32 }, MaskedRows::Nan);
+            check(&plain)?;
+            check(&Case { mask: keep.clone(), sinks: sinks.clone(), dropout, ..plain.clone() })?;
+            check(&Case { window: Some((len / 3, 0)), ..plain.clone() })?;
+            check(&Case { window: Some((5, 0)), bias: of_keys.clone(), sinks, ..plain.clone() })?;
+            check(&Case { bias: of_heads.clone(), mask: keep.clone(), dropout, rows, ..plain.clone() })?;
+            check(&Case { softcap: Some(4.0), bias: of_keys, mask: keep, ..plain.clone() })?;
+            check(&Case { log: true, bias: of_heads, ..plain.clone() })?;
+            check(&Case { out: other, softcap: Some(4.0), ..plain.clone() })?;
+            check(&Case { out: other, dropout, ..plain.clone() })?;
+            // Logits far from 0, and a line without any
+            let mut far = normal(len, 3000.0, seed);
+            far.extend(vec![f64::NEG_INFINITY; len]);
+            check(&Case { scale: 1.5, ..Case::new(tensor(&far, (2, len), dtype, &Device::Cpu)?) })?;
+        }
+        // More lines than there are clusters at once
+        let many = make(&[70, 25_001], 3.0, 9, dtype)?;
+        check(&Case { mask: Some(mask(&[70, 25_001], 10)?), ..Case::new(many) })?;
+    }
+    Ok(())
+}
+
 /// Scores far below the cap, near it and far above it, caps small and great, and scales that are hardly numbers.
 #[test]
 fn softcaps() -> Result<()> {
@@ -1829,7 +1867,7 @@ fn what_is_masked_has_gradient_zero_in_a_line_of_nan() -> Result<()> {
 
 #[test]
 fn the_gradient_of_the_result_does_not_count_where_it_is_masked() -> Result<()> {
-    let lengths = [64, 100, 1000, 1024, 3000];
+    let lengths = [64, 100, 1000, 1024, 3000, 20_000, 33_001];
     let cases = DTYPES.into_iter().flat_map(|dtype| lengths.map(|len| (dtype, len)));
     for (device, (dtype, len)) in
         devices().into_iter().flat_map(|device| cases.clone().map(move |case| (device.clone(), case)))
@@ -1878,8 +1916,9 @@ fn the_gradient_of_the_result_does_not_count_where_it_is_masked() -> Result<()> 
 #[test]
 fn great_gradients_where_masked() -> Result<()> {
     for device in devices() {
-        for (dtype, len) in
-            [DType::F32, DType::BF16].into_iter().flat_map(|dtype| [64, 77, 1000, 4096, 9001].map(|len| (dtype, len)))
+        for (dtype, len) in [DType::F32, DType::BF16]
+            .into_iter()
+            .flat_map(|dtype| [64, 77, 1000, 4096, 9001, 33_001].map(|len| (dtype, len)))
         {
             let keep: Vec<u8> = (0..len).map(|j| u8::from(j % 3 != 1)).collect();
             let softmax = Softmax::new().mask(&Tensor::new(&keep[..], &device)?).dropout(0.5, 9);

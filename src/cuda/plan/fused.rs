@@ -4,7 +4,8 @@ use super::columns::{by, held_columns, HeldColumns};
 use super::group::{group, group_of_pairs, MUCH_KEPT, SOME_KEPT};
 use super::{
     cluster_blocks, largest_cluster, plan, tile_bytes, tile_fills, tile_units, DeviceFacts, Elements, Family,
-    FusedKind, FusedLines, Held, Kernel, Plan, MAX_GRID, MAX_REGISTER_BLOCK, TILE_FEW_UNITS, WARP, WARP_BLOCK,
+    FusedKind, FusedLines, Held, Kernel, Plan, MAX_GRID, MAX_REGISTER_BLOCK, MAX_REGISTER_LINE, TILE_FEW_UNITS, WARP,
+    WARP_BLOCK,
 };
 use crate::lines::Lines;
 use crate::sums::SumOver;
@@ -25,7 +26,7 @@ pub(crate) fn fused(lines: Lines, kind: FusedKind, size: usize, device: DeviceFa
     };
     let registers = || fused_registers(lines, kind, size, device);
     let column = || fused_backward_column(lines, elements, device).filter(|_| kind.column);
-    let cluster = || fused_cluster(lines, kind, size, device);
+    let cluster = || fused_cluster_tile(lines, kind, size, device).or_else(|| fused_cluster(lines, kind, size, device));
     let forced = match device.forced {
         Some(Family::Online | Family::Reduce) => Some(group()),
         Some(Family::Register) => registers(),
@@ -120,6 +121,13 @@ pub(super) fn fused_tile_count(backward: bool, held: Held, size: usize) -> (usiz
 /// The same of lines of half precision, forward, for which half the threads are enough then, since Hopper.
 pub(super) const FUSED_TILE_MANY: usize = 26;
 
+fn logits_held(kind: FusedKind) -> Held {
+    match kind.capped {
+        true => Held::CappedLogits,
+        false => Held::Logits,
+    }
+}
+
 /// [`Plan::parameter`] where a block takes one line, and no part of a warp does.
 pub(crate) const WHOLE_BLOCK: i32 = 6;
 
@@ -136,7 +144,7 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
     let units = tile_units(lines, size);
     // Threads that share a line where each of them has up to so many units.
     let threads_of = |most: usize| threads_for(units, most);
-    let logits = if kind.capped { Held::CappedLogits } else { Held::Logits };
+    let logits = logits_held(kind);
     let half_on_hopper = size == 2 && device.compute_capability >= 90;
     let scores = kind.scores && half_on_hopper;
     let mut held = if scores { Held::Scores } else { logits };
@@ -175,6 +183,68 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
         let plan = plan(Kernel::FusedTile { backward, held, many }, grid, block);
         Plan { parameter: shift, shared_bytes: bytes as u32, shares_mask, ..plan }
     })
+}
+
+/// Lines too long for a block, in the tiles of a cluster, but whole packs of half precision and f64 forward, which are as fast in registers. In copies, f32 and
+/// bf16, as they were before: with a bias 4096 x 50257 3.86 and 1.04, 5.35 and 1.33, 4096 x 32000 1.28 and 1.02; the gradients with a scale of 4096 x 50257 2.62
+/// and 1.54, 3.31 and 1.96, of 4096 x 128256 2.58 and 1.90, 2.96 and 2.35.
+fn fused_cluster_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
+    let FusedKind { backward, whole, tiles, narrow, .. } = kind;
+    let in_tiles = backward || !whole || size == 4;
+    if !(tiles && narrow && in_tiles && lines.inner == 1)
+        || device.compute_capability < 90
+        || lines.len > MAX_REGISTER_LINE
+    {
+        return None;
+    }
+    let held = match kind.scores && size == 2 {
+        true => Held::Scores,
+        false => logits_held(kind),
+    };
+    let (most, most_threads) = fused_tile_count(backward, held, size);
+    let largest = largest_cluster(device);
+    // As `TileCluster::most` of kernels/fused_tile.cuh has it.
+    let part_of =
+        |blocks: usize| Lines { outer: lines.outer, len: lines.len.div_ceil(blocks).next_multiple_of(8), inner: 1 };
+    let threads_of = |blocks: usize, most: usize| threads_for(tile_units(part_of(blocks), size), most).max(WARP);
+    let of_up_to = |most_threads: usize| {
+        let clusters = (1..).map(|log| 1 << log).take_while(|&blocks| blocks <= largest);
+        let mut blocks = clusters.clone().find(|&blocks| threads_of(blocks, most) <= most_threads)?;
+        // Few lines are spread over as many multiprocessors as there are, …
+        while blocks < largest && 2 * blocks * lines.count() <= device.multiprocessors {
+            blocks *= 2;
+        }
+        // … and as many threads.
+        let mut most = most;
+        while most >= 2 * TILE_FEW_UNITS
+            && !tile_fills(lines, blocks * threads_of(blocks, most), device)
+            && threads_of(blocks, most / 2) <= most_threads
+        {
+            most /= 2;
+        }
+        let part = part_of(blocks);
+        // Each block has some of the line.
+        if (blocks - 1) * part.len >= lines.len || lines.count() > MAX_GRID / blocks {
+            return None;
+        }
+        let kernel = Kernel::FusedClusterTile { backward, held };
+        let bytes = tiles_bytes(if backward { 2 } else { 1 }, 1, part, size, false);
+        let plan = plan(kernel, lines.count() * blocks, threads_of(blocks, most));
+        let plan = Plan { cluster: blocks as u32, shared_bytes: bytes as u32, ..plan };
+        let registers = match (backward, held, size) {
+            (_, _, 8) => 128,
+            (true, Held::Logits | Held::CappedLogits, 2) => 96,
+            _ => 64,
+        };
+        let at_once = resident_blocks(plan, registers, device) / blocks;
+        // 1500 x 128257 f32 with a bias 1.27, a quarter as far 1.34, nothing ahead 1.42; 4096 x 50257 twice as far 1.27, 1.05 so.
+        let ahead = if lines.count() <= at_once { 0 } else { at_once.div_ceil(2) };
+        Some(Plan { parameter: ahead as i32, ..plan })
+    };
+    // Blocks are small, so that a multiprocessor has several in different phases, unless clusters would be too large: 4096 x 50257 with a bias, f32 / bf16, 1.04 /
+    // 1.33, with up to 512 threads 1.15 / 1.45, with 128 1.06 / 1.83. Of gradients of scores, bf16 2.09, with up to 512 1.96.
+    let small = if backward && held == Held::Scores { None } else { of_up_to(256) };
+    small.or_else(|| of_up_to(most_threads))
 }
 
 /// What so many threads to a line of a tile are: [`Plan::parameter`], the threads of a block, and its lines.
@@ -393,7 +463,7 @@ fn fused_bias_tile(
 pub(super) fn fused_cluster_counts(size: usize) -> &'static [(usize, usize)] {
     match size {
         8 => &[(8, 1024), (16, 512)],
-        4 => &[(16, 1024), (20, 1024), (32, 512)],
+        4 => &[(32, 512)],
         _ => &[(32, 1024)],
     }
 }

@@ -247,6 +247,11 @@ pub(crate) enum Kernel {
         held: Held,
         many: bool,
     },
+    /// … each in those of a cluster, …
+    FusedClusterTile {
+        backward: bool,
+        held: Held,
+    },
     /// … or read twice by a group of threads, lines side by side and contiguous ones; `scores`: with nothing but a scale, window and sinks;
     /// `pairs`: two lines of half precision at a time.
     FusedGroup {
@@ -394,7 +399,7 @@ pub(crate) enum FusedLines {
     ScoresWindow,
 }
 
-/// What the threads of a [`Kernel::FusedTile`] hold of a line.
+/// What the threads of a [`Kernel::FusedTile`] or [`Kernel::FusedClusterTile`] hold of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Held {
     Logits,
@@ -439,6 +444,7 @@ impl Kernel {
                 | Kernel::BackwardCluster { .. }
                 | Kernel::FusedCluster { .. }
                 | Kernel::FusedClusterScores
+                | Kernel::FusedClusterTile { .. }
                 | Kernel::FusedBiasTile
                 | Kernel::Grid
                 | Kernel::Shared { .. }
@@ -483,8 +489,8 @@ pub(crate) struct Plan {
     ///   [`Kernel::StatisticsColumns`], [`Kernel::LossBackwardNarrowColumns`];
     /// - the threads side by side: [`Kernel::FewRows`];
     /// - whether both tensors begin at multiples of 16 bytes: [`Kernel::Run`];
-    /// - how many lines ahead it fetches: [`Kernel::Block`], [`Kernel::Cluster`], [`Kernel::FusedBlock`], [`Kernel::FusedCluster`], [`Kernel::FusedClusterScores`], a
-    ///   warp's [`FusedLines::ScoresWindow`];
+    /// - how many lines ahead it fetches: [`Kernel::Block`], [`Kernel::Cluster`], [`Kernel::FusedBlock`], [`Kernel::FusedCluster`], [`Kernel::FusedClusterScores`],
+    ///   [`Kernel::FusedClusterTile`], a warp's [`FusedLines::ScoresWindow`];
     /// - the rows of a block: [`Kernel::Strip`], [`Kernel::Resident`], [`Kernel::SplitColumnsApply`], [`Kernel::BackwardSplitColumns`];
     /// - the blocks of a line: [`Kernel::LossBackwardRows`].
     pub parameter: i32,
@@ -533,6 +539,7 @@ impl Plan {
                 | Kernel::FusedTile { .. }
                 | Kernel::FusedCluster { .. }
                 | Kernel::FusedClusterScores
+                | Kernel::FusedClusterTile { .. }
                 | Kernel::FusedBiasWarp
                 | Kernel::FusedBiasBlock
                 | Kernel::FusedBiasTile

@@ -511,15 +511,22 @@ fn fused_plans_cover_the_lines() {
         (lines(871_486, 77, 1), capped, HOPPER, Kernel::FusedTile { backward, held: Held::CappedLogits, many: true }),
         (lines(64, 20_480, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits, many: false }),
         (lines(64, 18_432, 1), capped, HOPPER, Kernel::FusedTile { backward, held: Held::CappedLogits, many: false }),
-        (lines(64, 18_434, 1), capped, HOPPER, Kernel::FusedRows { backward, scores: false }),
-        (lines(64, 20_483, 1), any, HOPPER, Kernel::FusedRows { backward, scores: false }),
+        (lines(64, 18_434, 1), capped, HOPPER, Kernel::FusedClusterTile { backward, held: Held::CappedLogits }),
+        (lines(64, 20_483, 1), any, HOPPER, Kernel::FusedClusterTile { backward, held: Held::Logits }),
+        (lines(64, 50_257, 1), masked, HOPPER, Kernel::FusedClusterTile { backward, held: Held::Scores }),
+        (lines(64, 327_680, 1), any, HOPPER, Kernel::FusedClusterTile { backward, held: Held::Logits }),
+        (lines(64, 327_681, 1), any, HOPPER, Kernel::FusedRows { backward, scores: false }),
+        (lines(64, 20_483, 1), any, TURING, Kernel::FusedRows { backward, scores: false }),
+        (lines(64, 600_001, 1), any, HOPPER, Kernel::FusedRows { backward, scores: false }),
         (lines(64, 77, 1), FusedKind { backward: true, ..any }, HOPPER, gradients_of_any),
         (
             lines(64, 12_301, 1),
             FusedKind { backward: true, ..any },
             HOPPER,
-            Kernel::FusedRows { backward: true, scores: false },
+            Kernel::FusedClusterTile { backward: true, held: Held::Logits },
         ),
+        (lines(64, 128_256, 1), gradients, HOPPER, Kernel::FusedClusterTile { backward: true, held: Held::Scores }),
+        (lines(64, 128_256, 1), gradients, TURING, Kernel::FusedRows { backward: true, scores: false }),
         (lines(64, 8195, 1), FusedKind { backward: true, ..masked }, HOPPER, scores_of_gradients),
         (
             lines(1 << 20, 512, 1),
@@ -641,6 +648,23 @@ fn fused_plans_cover_the_lines() {
                     assert!(plan.kernel == Kernel::FusedClusterScores || known, "{what}");
                     assert!(plan.kernel != Kernel::FusedClusterScores || kind.queries == 0 && block <= 256, "{what}");
                     assert!(whole && !backward && grid == lines.count() * cluster, "{what}");
+                }
+                Kernel::FusedClusterTile { held, .. } => {
+                    let cluster = plan.cluster as usize;
+                    // As `TileCluster` of `kernels/fused_tile.cuh` has it.
+                    let part = len.div_ceil(cluster).next_multiple_of(8);
+                    let (most, most_threads) = fused_tile_count(backward, held, size);
+                    assert_eq!(held == Held::Scores, size == 2 && kind.scores, "{what}");
+                    assert!(held == Held::Scores || (held == Held::CappedLogits) == kind.capped, "{what}");
+                    assert!(cluster <= WIDE_CLUSTER && cluster.is_power_of_two() && cluster > 1, "{what}");
+                    assert!(cluster * part >= len && (cluster - 1) * part < len, "{what}");
+                    let units = if size == 2 { part / 2 } else { part };
+                    assert!(most * block >= units && block <= most_threads, "{what}");
+                    assert!(grid == lines.count() * cluster && kind.tiles, "{what}");
+                    assert!(backward || !whole || size == 4, "{what}");
+                    let (tile, tiles) = (part * size + 128 + 16, if backward { 2 } else { 1 });
+                    assert!(plan.shared_bytes as usize >= tiles * tile && plan.shared_bytes <= 90 << 10, "{what}");
+                    assert!(!plan.shares_mask, "{what}");
                 }
                 Kernel::FusedGroup { .. } | Kernel::FusedRows { .. } => check_group(lines, plan),
                 Kernel::FusedBackwardColumn { columns, rows, whole } => {
