@@ -59,6 +59,11 @@ pub const AROUND: &[Around] = &[
     // Keys that are not whole packs of 16 bytes: those of a ViT, and of a prompt of any length
     Around { dims: &[128, 12, 197, 197], calls: SCORES },
     Around { dims: &[4, 16, 1001, 1001], calls: SCORES },
+    // A vocabulary that is no whole packs
+    Around {
+        dims: &[4096, 50_257],
+        calls: &["scale + bias", "softcap", "dropout", "scale backward", "softcap backward"],
+    },
     Around { dims: &[871_543, 77], calls: &["logsumexp"] },
     Around { dims: &[340_654, 197], calls: &["logsumexp"] },
 ];
@@ -72,10 +77,14 @@ pub const OWN_CALLS: &[&str] = &[
     "logsumexp backward",
     "scale",
     "scale + bias",
+    "scale + mask",
     "softcap",
     "dropout",
     "scale backward",
+    "scale + bias backward",
+    "scale + mask backward",
     "softcap backward",
+    "dropout backward",
     "scale + causal",
     "scale + causal backward",
     "cross_entropy kernel",
@@ -313,7 +322,7 @@ pub fn call(name: &str, dims: &[usize], dim: usize, dtype: DType, device: &Devic
             Box::new(move || kernels.backward(&xs, &kernels.forward(&xs)?, &gradient))
         }
         "softmax" => Box::new(move || ops::softmax(&xs, dim)),
-        "scale backward" | "scale + causal backward" | "softcap backward" => {
+        backward if backward.ends_with(BACKWARD) => {
             let of = name.trim_end_matches(BACKWARD);
             let (softmax, g) = (Options::new(of, dims, dim, normal)?.softmax, normal(dims)?);
             Box::new(move || testing::builder_backward(&softmax, &xs, &g))
