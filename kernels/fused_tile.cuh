@@ -134,11 +134,11 @@ struct TileGroup {
     __device__ __forceinline__ int rank() const { return is_block() ? threadIdx.x : threadIdx.x & ((1 << shift) - 1); }
     // How many lines a block takes, and which of them is this thread's
     __device__ __forceinline__ int lines() const { return is_block() ? 1 : blockDim.x >> shift; }
+    __device__ __forceinline__ int own() const { return is_block() ? 0 : threadIdx.x >> shift; }
     __device__ __forceinline__ int64_t first_line() const { return blockIdx.x * int64_t(lines()); }
-    // The most elements of a line that a block takes, and which
+    // How many elements of a line a block takes at most, and which
     static __device__ __forceinline__ int most(int len) { return len; }
     static __device__ __forceinline__ LinePart part(int len) { return {0, len}; }
-    __device__ __forceinline__ int own() const { return is_block() ? 0 : threadIdx.x >> shift; }
     // How often `few` for each thread are in less than so many.
     __device__ __forceinline__ int fews_below(int count, int few) const {
         const auto less = static_cast<uint32_t>(max(count, 1) - 1) / few;
@@ -155,59 +155,9 @@ struct TileGroup {
     }
     // As WarpGroup's
     __device__ __forceinline__ bool all(bool holds) const { return is_block() ? holds : __all_sync(~0u, holds); }
+    // Whether this thread is the first of its line's.
     __device__ __forceinline__ bool is_first() const { return rank() == 0; }
 };
-
-#if __CUDA_ARCH__ >= 900 || !defined(__CUDA_ARCH__)
-// A cluster of blocks, each of which has a part of the line in its own tile.
-template <typename R>
-struct TileCluster {
-    static constexpr bool CLUSTER = true;
-    // In shared memory: a part of each warp of the cluster, …
-    Normalizer<R>* parts;
-    Weighted<R>* weighted;     // … or as many of these, for each time that they are merged
-    ArrivalBarrier* arrived;   // for each time
-    mutable int times = 0;
-
-    using Exchange = ClusterExchange<R>;
-    // Before anything else, if parts are weighted and merged up to so many times
-    __device__ __forceinline__ void begin(int times) const {
-        if (threadIdx.x == 0) {
-            for (int time = 0; time < times; time++) arrived[time].init();
-            ArrivalBarrier::announce();
-            for (int time = 0; time < times; time++) arrived[time].expect(Exchange::blocks() * (blockDim.x / 32) * sizeof(Weighted<R>));
-        }
-        Exchange::begin();
-    }
-    static __device__ constexpr bool is_block() { return true; }
-    static __device__ __forceinline__ int size() { return blockDim.x; }
-    static __device__ __forceinline__ int rank() { return threadIdx.x; }  // in a block
-    static __device__ constexpr int lines() { return 1; }
-    static __device__ constexpr int own() { return 0; }
-    static __device__ __forceinline__ int64_t first_line() { return blockIdx.x / Exchange::blocks(); }
-    // Whole eights, of which each has random bits of its own: src/cuda/plan sees to it that every block has some.
-    static __device__ __forceinline__ int most(int len) { return ((len + Exchange::blocks() - 1) / Exchange::blocks() + 7) & ~7; }
-    static __device__ __forceinline__ LinePart part(int len) {
-        const int most = TileCluster::most(len), first = Exchange::rank() * most;
-        return {first, min(most, len - first)};
-    }
-    static __device__ __forceinline__ int fews_below(int count, int few) { return static_cast<uint32_t>(max(count, 1) - 1) / few / blockDim.x; }
-
-    template <typename F>
-    __device__ __forceinline__ R reduce(R value, F f) const { return warp_group_reduce(value, 32, f); }
-    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const { return Exchange{parts, *arrived}.merge(part); }
-    __device__ __forceinline__ Weighted<R> merge(Weighted<R> part, bool unweighted) const {
-        const int warps = Exchange::blocks() * (blockDim.x / 32), lane = threadIdx.x % 32, time = times++;
-        if (time == 0) Exchange::wait();
-        auto* all = weighted + time * warps;
-        if (lane < Exchange::blocks()) send(lane, all + (Exchange::rank() * blockDim.x + threadIdx.x) / 32, part, arrived[time]);
-        arrived[time].wait(0);
-        return merge_parts(all, warps, unweighted);
-    }
-    static __device__ constexpr bool all(bool holds) { return holds; }
-    static __device__ __forceinline__ bool is_first() { return rank() == 0 && Exchange::rank() == 0; }
-};
-#endif
 
 // What was read for the elements of a unit: for each by itself or, IN_PAIRS, for two of half precision as one word.
 template <typename P, int PER_UNIT, bool IN_PAIRS>

@@ -1,7 +1,56 @@
 // Lines of any length and offset, too long for a block, in the tiles of a cluster's blocks: each has a part of the line. Moves what fused_tile and
-// fused_backward_tile move, the scores as far as they are in the window.
+// fused_backward_tile move.
 #pragma once
 #include "../fused_tile.cuh"
+
+// A cluster of blocks, each of which has a part of the line in its own tile.
+template <typename R>
+struct TileCluster {
+    static constexpr bool CLUSTER = true;
+    // In shared memory: a part of each warp of the cluster, …
+    Normalizer<R>* parts;
+    Weighted<R>* weighted;     // … or as many of these, for each time that they are merged
+    ArrivalBarrier* arrived;   // for each time
+    mutable int times = 0;
+
+    using Exchange = ClusterExchange<R>;
+    // Before anything else, if parts are weighted and merged up to so many times
+    __device__ __forceinline__ void begin(int times) const {
+        if (threadIdx.x == 0) {
+            for (int time = 0; time < times; time++) arrived[time].init();
+            ArrivalBarrier::announce();
+            for (int time = 0; time < times; time++) arrived[time].expect(Exchange::blocks() * (blockDim.x / 32) * sizeof(Weighted<R>));
+        }
+        Exchange::begin();
+    }
+    static __device__ constexpr bool is_block() { return true; }
+    static __device__ __forceinline__ int size() { return blockDim.x; }
+    static __device__ __forceinline__ int rank() { return threadIdx.x; }  // in a block
+    static __device__ constexpr int lines() { return 1; }
+    static __device__ constexpr int own() { return 0; }
+    static __device__ __forceinline__ int64_t first_line() { return blockIdx.x / Exchange::blocks(); }
+    // Whole eights, of which each has random bits of its own: src/cuda/plan sees to it that every block has some.
+    static __device__ __forceinline__ int most(int len) { return ((len + Exchange::blocks() - 1) / Exchange::blocks() + 7) & ~7; }
+    static __device__ __forceinline__ LinePart part(int len) {
+        const int most = TileCluster::most(len), first = Exchange::rank() * most;
+        return {first, min(most, len - first)};
+    }
+    static __device__ __forceinline__ int fews_below(int count, int few) { return static_cast<uint32_t>(max(count, 1) - 1) / few / blockDim.x; }
+
+    template <typename F>
+    __device__ __forceinline__ R reduce(R value, F f) const { return warp_group_reduce(value, 32, f); }
+    __device__ __forceinline__ Normalizer<R> merge(Normalizer<R> part) const { return Exchange{parts, *arrived}.merge(part); }
+    __device__ __forceinline__ Weighted<R> merge(Weighted<R> part, bool unweighted) const {
+        const int warps = Exchange::blocks() * (blockDim.x / 32), lane = threadIdx.x % 32, time = times++;
+        if (time == 0) Exchange::wait();
+        auto* all = weighted + time * warps;
+        if (lane < Exchange::blocks()) send(lane, all + (Exchange::rank() * blockDim.x + threadIdx.x) / 32, part, arrived[time]);
+        arrived[time].wait(0);
+        return merge_parts(all, warps, unweighted);
+    }
+    static __device__ constexpr bool all(bool holds) { return holds; }
+    static __device__ __forceinline__ bool is_first() { return rank() == 0 && Exchange::rank() == 0; }
+};
 
 // Parts of the warps of a cluster's blocks, of up to so many threads
 template <int THREADS>

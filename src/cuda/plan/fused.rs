@@ -203,7 +203,7 @@ fn fused_cluster_tile(lines: Lines, kind: FusedKind, size: usize, device: Device
     };
     let (most, most_threads) = fused_tile_count(backward, held, size);
     let largest = largest_cluster(device);
-    // As `TileCluster::most` of kernels/fused_tile.cuh has it.
+    // As `TileCluster::most` of kernels/hopper/fused_cluster_tile.cuh has it.
     let part_of =
         |blocks: usize| Lines { outer: lines.outer, len: lines.len.div_ceil(blocks).next_multiple_of(8), inner: 1 };
     let threads_of = |blocks: usize, most: usize| threads_for(tile_units(part_of(blocks), size), most).max(WARP);

@@ -651,7 +651,7 @@ fn fused_plans_cover_the_lines() {
                 }
                 Kernel::FusedClusterTile { held, .. } => {
                     let cluster = plan.cluster as usize;
-                    // As `TileCluster` of `kernels/fused_tile.cuh` has it.
+                    // As `TileCluster` of `kernels/hopper/fused_cluster_tile.cuh` has it.
                     let part = len.div_ceil(cluster).next_multiple_of(8);
                     let (most, most_threads) = fused_tile_count(backward, held, size);
                     assert_eq!(held == Held::Scores, size == 2 && kind.scores, "{what}");
