@@ -169,7 +169,7 @@ mod cuda {
         (90, "kernels/loss_of_lines", WIDE),
     ];
 
-    /// Sources are compressed together that are called the same with these in place of those.
+    /// Sources are compressed together that are called the same with these in place of those, one after the other.
     const VARIANTS: &[(&str, &str)] = &[
         ("_any", ""),
         ("_cluster", ""),

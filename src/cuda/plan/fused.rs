@@ -4,8 +4,7 @@ use super::columns::{by, held_columns, HeldColumns};
 use super::group::{group, group_of_pairs, MUCH_KEPT, SOME_KEPT};
 use super::{
     cluster_blocks, largest_cluster, plan, tile_bytes, tile_fills, tile_units, DeviceFacts, Elements, Family,
-    FusedKind, FusedLines, Held, Kernel, Plan, MAX_GRID, MAX_REGISTER_BLOCK, MAX_REGISTER_LINE, TILE_FEW_UNITS, WARP,
-    WARP_BLOCK,
+    FusedKind, FusedLines, Held, Kernel, Plan, MAX_GRID, MAX_REGISTER_BLOCK, TILE_FEW_UNITS, WARP, WARP_BLOCK,
 };
 use crate::lines::Lines;
 use crate::sums::SumOver;
@@ -157,13 +156,8 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
             held = logits;
         }
     }
-    let (mut most, most_threads) = fused_tile_count(backward, held, size);
-    while most >= 2 * TILE_FEW_UNITS
-        && !tile_fills(lines, threads_of(most), device)
-        && threads_of(most / 2) <= most_threads
-    {
-        most /= 2;
-    }
+    let count = fused_tile_count(backward, held, size);
+    let (most, most_threads) = (units_of_thread(count, lines, 1, threads_of, device), count.1);
     let fewer = threads_of(FUSED_TILE_MANY);
     let many = half_on_hopper
         && !backward
@@ -185,16 +179,39 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
     })
 }
 
+/// The units of a thread, `most` of them or, where that leaves the device's threads idle, fewer: so many blocks share a line, by threads of up to
+/// `most_threads` each.
+fn units_of_thread(
+    (mut most, most_threads): (usize, usize),
+    lines: Lines,
+    blocks: usize,
+    threads_of: impl Fn(usize) -> usize,
+    device: DeviceFacts,
+) -> usize {
+    while most >= 2 * TILE_FEW_UNITS
+        && !tile_fills(lines, blocks * threads_of(most), device)
+        && threads_of(most / 2) <= most_threads
+    {
+        most /= 2;
+    }
+    most
+}
+
+/// The blocks of a cluster, so many or, where lines are few, more, as there are multiprocessors for.
+fn spread(mut blocks: usize, lines: Lines, device: DeviceFacts) -> usize {
+    while blocks < largest_cluster(device) && 2 * blocks * lines.count() <= device.multiprocessors {
+        blocks *= 2;
+    }
+    blocks
+}
+
 /// Lines too long for a block, in the tiles of a cluster, but whole packs of half precision and f64 forward, which are as fast in registers. In copies, f32 and
 /// bf16, as they were before: with a bias 4096 x 50257 3.86 and 1.04, 5.35 and 1.33, 4096 x 32000 1.28 and 1.02; the gradients with a scale of 4096 x 50257 2.62
 /// and 1.54, 3.31 and 1.96, of 4096 x 128256 2.58 and 1.90, 2.96 and 2.35.
 fn fused_cluster_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
     let FusedKind { backward, whole, tiles, narrow, .. } = kind;
     let in_tiles = backward || !whole || size == 4;
-    if !(tiles && narrow && in_tiles && lines.inner == 1)
-        || device.compute_capability < 90
-        || lines.len > MAX_REGISTER_LINE
-    {
+    if !(tiles && narrow && in_tiles && lines.inner == 1) || device.compute_capability < 90 {
         return None;
     }
     let held = match kind.scores && size == 2 {
@@ -208,20 +225,10 @@ fn fused_cluster_tile(lines: Lines, kind: FusedKind, size: usize, device: Device
         |blocks: usize| Lines { outer: lines.outer, len: lines.len.div_ceil(blocks).next_multiple_of(8), inner: 1 };
     let threads_of = |blocks: usize, most: usize| threads_for(tile_units(part_of(blocks), size), most).max(WARP);
     let of_up_to = |most_threads: usize| {
-        let clusters = (1..).map(|log| 1 << log).take_while(|&blocks| blocks <= largest);
-        let mut blocks = clusters.clone().find(|&blocks| threads_of(blocks, most) <= most_threads)?;
-        // Few lines are spread over as many multiprocessors as there are, …
-        while blocks < largest && 2 * blocks * lines.count() <= device.multiprocessors {
-            blocks *= 2;
-        }
-        // … and as many threads.
-        let mut most = most;
-        while most >= 2 * TILE_FEW_UNITS
-            && !tile_fills(lines, blocks * threads_of(blocks, most), device)
-            && threads_of(blocks, most / 2) <= most_threads
-        {
-            most /= 2;
-        }
+        let mut clusters = (1..).map(|log| 1 << log).take_while(|&blocks| blocks <= largest);
+        let fewest = clusters.find(|&blocks| threads_of(blocks, most) <= most_threads)?;
+        let blocks = spread(fewest, lines, device);
+        let most = units_of_thread((most, most_threads), lines, blocks, |most| threads_of(blocks, most), device);
         let part = part_of(blocks);
         // Each block has some of the line.
         if (blocks - 1) * part.len >= lines.len || lines.count() > MAX_GRID / blocks {
@@ -478,11 +485,7 @@ fn fused_cluster(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts
     }
     let largest = largest_cluster(device);
     let plan_of = |kernel, count: usize, resident: usize, most_threads: usize| {
-        let mut blocks = cluster_blocks(lines, count * most_threads);
-        // Few lines are spread over as many multiprocessors as there are.
-        while blocks < largest && 2 * blocks * lines.count() <= device.multiprocessors {
-            blocks *= 2;
-        }
+        let blocks = spread(cluster_blocks(lines, count * most_threads), lines, device);
         if blocks > largest || lines.count() > MAX_GRID / blocks {
             return None;
         }
