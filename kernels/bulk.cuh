@@ -8,14 +8,14 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
-// Opens when a thread has said how many bytes are to come and these have come; then it counts for the next time, and what
+// Opens when a thread, or several, has said how many bytes are to come and these have come; then it counts for the next time, and what
 // is waited for is the parity of how often it has opened before.
 struct ArrivalBarrier {
     uint64_t bits;
 
-    // By one thread, before any other use.
-    __device__ __forceinline__ void init() {
-        asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(this)) : "memory");
+    // By one thread, before any other use. It opens when so many threads have said how much is to come.
+    __device__ __forceinline__ void init(int threads = 1) {
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(threads) : "memory");
     }
     // What was initialised can be seen by the cluster's blocks, and by copies.
     static __device__ __forceinline__ void announce() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }

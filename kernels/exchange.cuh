@@ -77,23 +77,24 @@ struct ClusterExchange {
         asm("mov.u32 %0, %%clusterid.x;" : "=r"(n));
         return n;
     }
-    // Before anything else: no block may be sent anything before it has started. `bytes` are to come to each.
-    static __device__ __forceinline__ void begin(ArrivalBarrier& arrived, int bytes) {
+    // Before anything else: no block may be sent anything before it has started. `bytes` are to come for each of `count` barriers.
+    static __device__ __forceinline__ void begin(ArrivalBarrier* arrived, int count, int bytes) {
         if (threadIdx.x == 0) {
-            arrived.init();
+            for (int i = 0; i < count; i++) arrived[i].init();
             ArrivalBarrier::announce();
-            arrived.expect(bytes);
+            for (int i = 0; i < count; i++) arrived[i].expect(bytes);
         }
         begin();
+    }
+    static __device__ __forceinline__ void begin(ArrivalBarrier& arrived, int bytes) { begin(&arrived, 1, bytes); }
+    // A part of each warp
+    static __device__ __forceinline__ void begin(ArrivalBarrier& arrived) {
+        begin(arrived, blocks() * (blockDim.x / 32) * sizeof(Normalizer<R>));
     }
     // By all threads, the one that made the barriers, too
     static __device__ __forceinline__ void begin() {
         __syncwarp();  // `aligned` is that all of a warp come here together.
         asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-    }
-    // A part of each warp
-    static __device__ __forceinline__ void begin(ArrivalBarrier& arrived) {
-        begin(arrived, blocks() * (blockDim.x / 32) * sizeof(Normalizer<R>));
     }
     static __device__ __forceinline__ void wait() {
         __syncwarp();

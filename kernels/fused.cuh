@@ -1,6 +1,6 @@
 // Softmax with what models put around it, in the same pass over the scores; src/fused.rs says what each part means. The
-// logits are bias + softcap(scale * score), and -inf where masked; keys outside a line's window are not read, but by tiles and
-// by what walks a line for the second time. What a call does not ask for is a branch that all threads take alike.
+// logits are bias + softcap(scale * score), and -inf where masked; keys outside a line's window are not read, but in tiles of short
+// lines and by what walks a line for the second time. What a call does not ask for is a branch that all threads take alike.
 #pragma once
 #include "exchange.cuh"
 #include "pack.cuh"
@@ -48,8 +48,8 @@ struct Fused {
     int32_t log, window, nan_rows;
     int32_t axes;                        // that move anything but along the scores; the last varies fastest
     Axis axis[MAX_AXES];
-    // So many lines, so many lines apart, read the same of what is added or masked, and blocks side by side take them; 0 where it
-    // is not so. And so many neighbours are masked alike, whose tiles are to share the mask.
+    // So many lines, so many lines apart, read the same of what is added or masked, and blocks, or clusters, side by side take them; 0
+    // where it is not so. And so many neighbours are masked alike, whose tiles are to share the mask.
     ExactDivisor sharers, apart, alike;
 
     // The L2 cache is left to what other lines read again much later: (8, 16, 2048, 2048) f32 with a bias for all heads, its lines
@@ -109,11 +109,14 @@ __device__ __forceinline__ float small_tangent(float x) {
     const float s = x * x;
     return fmaf(x * s, fmaf(s, fmaf(s, fmaf(s, 62.0f / 2835, -17.0f / 315), 2.0f / 15), -1.0f / 3), x);
 }
-// Within a relative 5e-7: by the exponential or, where that would leave little, by the first terms of the series. Both are fewer
-// instructions than to ask which one it is to be.
+// Within a relative 5e-7, given e = exp(-2 |x|) and 1 / (1 + e): by these or, where they would leave little, by the first terms of the series. Both
+// are fewer instructions than to ask which one it is to be.
+__device__ __forceinline__ float hyperbolic_tangent(float x, float e, float part) {
+    return fabsf(x) < 0.3f ? small_tangent(x) : copysignf((1.0f - e) * part, x);
+}
 __device__ __forceinline__ float hyperbolic_tangent(float x) {
     const float e = squared_decline(x);
-    return fabsf(x) < 0.3f ? small_tangent(x) : copysignf((1.0f - e) * quick_reciprocal(1.0f + e), x);
+    return hyperbolic_tangent(x, e, quick_reciprocal(1.0f + e));
 }
 __device__ __noinline__ double hyperbolic_tangent(double x) { return tanh(x); }
 
@@ -169,9 +172,9 @@ __device__ __forceinline__ R tangent_and_slope(const Fused<R>& call, R score, R&
         const R x = score * (STEEP ? call.steepness : call.scale_over_cap);
         const R e = STEEP ? flushed_power_of_two(-fabsf(x)) : squared_decline(x), part = quick_reciprocal(R(1) + e);
         slope = R(4) * (e * part) * part * call.scale;
-        // As hyperbolic_tangent has it, or `tangent`.
+        // As `tangent` has it.
         if constexpr (STEEP) return copysignf(fmaf(R(-2), e * part, R(1)), x);
-        else return fabsf(x) < R(0.3) ? small_tangent(x) : copysignf((R(1) - e) * part, x);
+        else return hyperbolic_tangent(x, e, part);
     }
 }
 
@@ -679,9 +682,11 @@ __device__ __forceinline__ FusedLine<Real<T>> normalize(const Fused<Real<T>>& ca
     return {line, factor, empty, max};
 }
 
-// The number of a block's line. There are less than 2^32.
+// The number of the line that a block, or a cluster, with this number takes: those that share what is around them one after the other. There are less than
+// 2^32.
 template <typename R>
-__device__ __forceinline__ uint32_t shared_line(const Fused<R>& call, uint32_t block) {
+__device__ __forceinline__ uint32_t line_of(const Fused<R>& call, uint32_t block) {
+    if (call.sharers.size == 0) return block;
     const uint32_t rest = call.sharers.quotient(block), outer = call.apart.quotient(rest);
     const uint32_t sharer = block - rest * call.sharers.size, inner = rest - outer * call.apart.size;
     return (outer * call.sharers.size + sharer) * call.apart.size + inner;
@@ -696,17 +701,20 @@ __device__ __forceinline__ void fetch_ahead(const Fused<Real<T>>& call, const Pl
     if (j < at.end) prefetch(static_cast<const T*>(call.scores) + at.scores + ahead * call.len + j);
 }
 
-// The same of a warp's run of COUNT elements for each of its threads, and of any window, as kernels/register_softmax.cuh has it.
+// The same of a warp's run of COUNT elements for each of its threads, of the line of the cluster `ahead` clusters on, and of any window, as
+// kernels/register_softmax.cuh has it.
 template <typename T, int COUNT, typename Group>
-__device__ __forceinline__ void fetch_run_ahead(const Fused<Real<T>>& call, const Place& at, const Group& group, int ahead) {
-    if (ahead == 0 || at.line + ahead >= call.lines || threadIdx.x % 32 > 0) return;
+__device__ __forceinline__ void fetch_run_ahead(const Fused<Real<T>>& call, const Group& group, int ahead) {
+    const int64_t cluster = group.line() + ahead;
+    if (ahead == 0 || cluster >= call.lines || threadIdx.x % 32 > 0) return;
+    const int64_t line = line_of(call, cluster);
     int first = group.exchange.warp() * COUNT * 32, end = min(first + COUNT * 32, static_cast<int>(call.len));
     if (call.window) {
-        const Place next = locate<true>(call, at.line + ahead);
+        const Place next = locate<true>(call, line);
         first = max(first, static_cast<int>(next.first));
         end = min(end, static_cast<int>(next.end));
     }
-    if (first < end) prefetch(static_cast<const T*>(call.scores) + at.scores + ahead * call.len + first, end - first);
+    if (first < end) prefetch(static_cast<const T*>(call.scores) + line * call.len + first, end - first);
 }
 
 // Moves the scores (as far as they are in the window), the result, and once what is added or masked: the ceiling is a copy of
@@ -716,18 +724,14 @@ template <typename T, int COUNT, int SIZE, bool WINDOW, typename Group>
 __device__ __forceinline__ void fused_lines(const Fused<Real<T>>& call, const Group& group, int ahead = 0) {
     using R = Real<T>;
     int64_t number = group.line();
-    if constexpr (Group::BLOCK && !WINDOW) {
-        auto block = static_cast<uint32_t>(number);
-        if (call.sharers.size > 0) block = shared_line(call, block);
-        number = block;
-    }
+    if constexpr (Group::CLUSTER || (Group::BLOCK && !WINDOW)) number = line_of(call, number);
     const bool there = Group::BLOCK || number < call.lines;
     Place at = locate<true>(call, there ? number : 0);
     if (!there) at.first = at.end = 0;
     const auto access = call.access();
     auto held = held_logits<T, COUNT, SIZE, WINDOW>(group, at);
     const R own_max = held.load(access, call, at);
-    if constexpr (Group::CLUSTER) fetch_run_ahead<T, COUNT>(call, at, group, ahead);
+    if constexpr (Group::CLUSTER) fetch_run_ahead<T, COUNT>(call, group, ahead);
     else if (WINDOW && Group::BLOCK) fetch_ahead<T>(call, at, group, ahead);
     R absent;  // the result outside the window
     if (call.log) {
@@ -777,7 +781,7 @@ __device__ __forceinline__ void fused_scores(const Fused<Real<T>>& call, const G
     HeldScores<T, COUNT, SIZE, Group::BLOCK && WINDOW ? 0 : 32 * SIZE, WINDOW> held;
     set_places<COUNT, SIZE, WINDOW>(held, group, at);
     const R own_max = held.load(PlainAccess{}, call, at);
-    if constexpr (Group::CLUSTER) fetch_run_ahead<T, COUNT>(call, at, group, ahead);
+    if constexpr (Group::CLUSTER) fetch_run_ahead<T, COUNT>(call, group, ahead);
     else if (WINDOW) fetch_ahead<T>(call, at, group, ahead);
     const auto [line, factor, empty, warp_max] = normalize<false, T>(call, at, held, own_max, group);
     const R of_all = factor * call.kept_scale, reference = part_reference(line.max), log_sum = empty ? factor : logarithm(line.sum);

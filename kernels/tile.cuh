@@ -24,13 +24,13 @@ __device__ __forceinline__ void wait_for_copies(ArrivalBarrier (&arrived)[TILES]
 #endif
 }
 
-// All threads call this before any tile is fetched, with a barrier for each, …
+// All threads call this before any tile is fetched, with a barrier for each, in as many pieces as it says, …
 template <int TILES>
-__device__ __forceinline__ void prepare(ArrivalBarrier (&arrived)[TILES]) {
+__device__ __forceinline__ void prepare(ArrivalBarrier (&arrived)[TILES], int pieces = 1) {
 #if __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (auto& barrier : arrived) barrier.init();
+        for (auto& barrier : arrived) barrier.init(pieces);
         ArrivalBarrier::announce();
     }
 #endif
@@ -58,24 +58,28 @@ struct Tile {
     // All threads call this. The tensor begins so many elements before the run, and ends so many behind it: what shares 16 bytes with
     // the run is read, too, if it is of the tensor.
     __device__ __forceinline__ void fetch(const T* run, int64_t elements_before, int64_t elements_behind, ArrivalBarrier& arrived) const {
-        if (!copies()) return;
+        fetch(run, elements_before, elements_behind, arrived, threadIdx.x, blockDim.x);
+    }
+    // The same by so many of the threads, SIZE or more, of which this one has that rank.
+    __device__ __forceinline__ void fetch(const T* run, int64_t elements_before, int64_t elements_behind, ArrivalBarrier& arrived, int rank, int threads) const {
+        if (!copies(rank)) return;
         const int from = before(run), behind = from + count;
         const T* source = run - from;
         // Whole packs, and elements at both ends
         const int first = elements_before < SIZE ? (from + SIZE - 1) / SIZE : from / SIZE;
         const int end = elements_behind < SIZE ? behind / SIZE : (behind + SIZE - 1) / SIZE;
 #if __CUDA_ARCH__ >= 900
-        if (threadIdx.x == 0) {
+        if (rank == 0) {
             const uint32_t bytes = end > first ? (end - first) * 16 : 0;
             arrived.expect(bytes);
             if (bytes > 0) copy_in(elements + first * SIZE, source + first * SIZE, bytes, arrived);
         }
 #else
-        for (int p = first + threadIdx.x; p < end; p += blockDim.x) {
+        for (int p = first + rank; p < end; p += threads) {
             reinterpret_cast<uint4*>(elements)[p] = reinterpret_cast<const uint4*>(source)[p];
         }
 #endif
-        each_at_ends(from, first, end, [&](int i) { elements[i] = source[i]; });
+        each_at_ends(from, first, end, rank, [&](int i) { elements[i] = source[i]; });
     }
 
     // All threads call this when they have written their part.
@@ -84,10 +88,10 @@ struct Tile {
         announce_to_copies();
 #endif
         __syncthreads();
-        if (!copies()) return;
+        if (!copies(threadIdx.x)) return;
         const int from = before(run), first = (from + SIZE - 1) / SIZE, end = (from + count) / SIZE;
         T* to = run - from;
-        each_at_ends(from, first, end, [&](int i) { to[i] = elements[i]; });
+        each_at_ends(from, first, end, threadIdx.x, [&](int i) { to[i] = elements[i]; });
 #if __CUDA_ARCH__ >= 900
         if (threadIdx.x == 0 && end > first) copy_out(to + first * SIZE, elements + first * SIZE, (end - first) * 16);
 #else
@@ -104,9 +108,9 @@ struct Tile {
     }
 
     // Whether this thread's warp has to do with it: copies run by themselves.
-    static __device__ __forceinline__ bool copies() {
+    static __device__ __forceinline__ bool copies(int rank) {
 #if __CUDA_ARCH__ >= 900
-        return threadIdx.x < 32;
+        return rank < 32;
 #else
         return true;
 #endif
@@ -115,8 +119,8 @@ struct Tile {
     // Calls f with the places of the elements that are not in packs first..end, which the run reaches at both ends: fewer than
     // SIZE at either end.
     template <typename F>
-    __device__ __forceinline__ void each_at_ends(int from, int first, int end, F f) const {
-        const int i = threadIdx.x, behind = from + count;
+    __device__ __forceinline__ void each_at_ends(int from, int first, int end, int i, F f) const {
+        const int behind = from + count;
         if (i >= SIZE) return;
         if (first * SIZE > from && from + i < first * SIZE && from + i < behind) f(from + i);
         // A run within one pack has no end of its own.

@@ -5,7 +5,7 @@
 // The lines of a bias that lie side by side, and where it is broadcast to them: a block takes a tile of them after the other, up to sixteen, and
 // adds up their logits' gradients in shared memory, while the next tile comes. Moves what fused_backward_bias moves. Shared memory: twice what
 // the gradients in tiles take, the sums, and a mask.
-template <typename T>
+template <typename T, bool WINDOW>
 __device__ __forceinline__ void fused_backward_bias_tile(const Fused<Real<T>>& call, const BiasSums<Real<T>>& bias, const TileGroup<Real<T>>& group) {
     using R = Real<T>;
     constexpr int PER_UNIT = Element<T>::PER_UNIT;
@@ -42,8 +42,8 @@ __device__ __forceinline__ void fused_backward_bias_tile(const Fused<Real<T>>& c
             }
             wait_for_copies(arrived[(i - first) & 1], (i - first) >> 1 & 1);
         };
-        const auto add = [&](const auto& held, const Place&) {
-            R* own = sums + group.own() * len;
+        const auto add = [&](const auto& held, const Place& at) {
+            R* own = sums + group.own() * len + at.first;
             const auto add_one = [&](int n, int j) { own[j] += held.z[n]; };
             if constexpr (PER_UNIT > 1) {
                 if (is_odd(line) == odd) {
@@ -58,8 +58,9 @@ __device__ __forceinline__ void fused_backward_bias_tile(const Fused<Real<T>>& c
             held.each(add_one);
         };
         unsigned char* behind = reinterpret_cast<unsigned char*>(sums + elements);
-        const Place at = locate<true>(call, group.own() < here ? line + group.own() : 0);
-        gradients_of_tiles<T, LogitsInTiles<T>>(call, group, line, here, group.part(len), at, tiles_of(i, line), behind, wait, add);
+        Place at = locate<true>(call, group.own() < here ? line + group.own() : 0);
+        if constexpr (!WINDOW) at.first = 0, at.end = len;
+        gradients_of_tiles<WINDOW, T, LogitsInTiles<T, false, false>>(call, group, line, here, group.part(len), at, tiles_of(i, line), behind, wait, add);
         // Without results all meet here, before the next mask comes.
         if (!call.result) __syncthreads();
     }
@@ -73,12 +74,14 @@ __device__ __forceinline__ void fused_backward_bias_tile(const Fused<Real<T>>& c
 template <typename T>
 constexpr int BIAS_IN_TILES_THREADS = sizeof(T) == 2 ? 256 : 320;
 
-#define KERNEL(dtype, T)                                                                                                               \
-    extern "C" __global__ void __launch_bounds__(BIAS_IN_TILES_THREADS<T>, 2)                                                          \
-        fused_backward_bias_tile_##dtype(const __grid_constant__ Fused<Real<T>> call, const __grid_constant__ BiasSums<Real<T>> bias, \
-                                         int shift) {                                                                                  \
-        __shared__ Weighted<Real<T>> parts[MAX_WARPS];                                                                                 \
-        fused_backward_bias_tile<T>(call, bias, TileGroup<Real<T>>{shift, nullptr, parts});                                            \
+#define KERNEL(name, dtype, T, WINDOW)                                                                                     \
+    extern "C" __global__ void __launch_bounds__(BIAS_IN_TILES_THREADS<T>, 2)                                              \
+        name##_##dtype(const __grid_constant__ Fused<Real<T>> call, const __grid_constant__ BiasSums<Real<T>> bias, int shift) { \
+        __shared__ Weighted<Real<T>> parts[MAX_WARPS];                                                                     \
+        fused_backward_bias_tile<T, WINDOW>(call, bias, TileGroup<Real<T>>{shift, nullptr, parts});                        \
     }
-FOR_EACH_SINGLE_DTYPE(KERNEL)
-FOR_EACH_HALF_DTYPE(KERNEL)
+#define KERNELS(dtype, T)                               \
+    KERNEL(fused_backward_bias_tile, dtype, T, false)   \
+    KERNEL(fused_backward_bias_tile_window, dtype, T, true)
+FOR_EACH_SINGLE_DTYPE(KERNELS)
+FOR_EACH_HALF_DTYPE(KERNELS)

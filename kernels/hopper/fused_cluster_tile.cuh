@@ -16,12 +16,7 @@ struct TileCluster {
     using Exchange = ClusterExchange<R>;
     // Before anything else, if parts are weighted and merged up to so many times
     __device__ __forceinline__ void begin(int times) const {
-        if (threadIdx.x == 0) {
-            for (int time = 0; time < times; time++) arrived[time].init();
-            ArrivalBarrier::announce();
-            for (int time = 0; time < times; time++) arrived[time].expect(Exchange::blocks() * (blockDim.x / 32) * sizeof(Weighted<R>));
-        }
-        Exchange::begin();
+        Exchange::begin(arrived, times, Exchange::blocks() * (blockDim.x / 32) * sizeof(Weighted<R>));
     }
     static __device__ constexpr bool is_block() { return true; }
     static __device__ __forceinline__ int size() { return blockDim.x; }
@@ -57,17 +52,18 @@ template <int THREADS>
 constexpr int CLUSTER_PARTS = MAX_CLUSTER * THREADS / 32;
 
 // Named kernels. THREADS: those of a block at most, of which a multiprocessor is to have two (f64: one).
-#define FUSED_CLUSTER_TILE(name, dtype, T, Held, THREADS)                                  \
+#define FUSED_CLUSTER_TILE_KERNEL(name, dtype, T, Held, THREADS, WINDOW)                   \
     extern "C" __global__ void __launch_bounds__(THREADS, sizeof(T) == 8 ? 1 : 2)          \
         name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int ahead) {           \
         using R = Real<T>;                                                                 \
         __shared__ Normalizer<R> parts[CLUSTER_PARTS<THREADS>];                            \
         __shared__ ArrivalBarrier arrived;                                                 \
         ClusterExchange<R>::begin(arrived);                                                \
-        fused_tile<T, Held<T>>(call, TileCluster<R>{parts, nullptr, &arrived}, ahead);     \
+        const TileCluster<R> group{parts, nullptr, &arrived};                              \
+        fused_tile<T, Held<T>, WINDOW>(call, group, ahead);                                \
     }
 // TIMES: that parts may be merged.
-#define FUSED_BACKWARD_CLUSTER_TILE(name, dtype, T, Held, THREADS, TIMES)                  \
+#define FUSED_BACKWARD_CLUSTER_TILE_KERNEL(name, dtype, T, Held, THREADS, TIMES, WINDOW)   \
     extern "C" __global__ void __launch_bounds__(THREADS, sizeof(T) == 8 ? 1 : 2)          \
         name##_##dtype(const __grid_constant__ Fused<Real<T>> call, int ahead) {           \
         using R = Real<T>;                                                                 \
@@ -75,5 +71,11 @@ constexpr int CLUSTER_PARTS = MAX_CLUSTER * THREADS / 32;
         __shared__ ArrivalBarrier arrived[TIMES];                                          \
         const TileCluster<R> group{nullptr, parts, arrived};                               \
         group.begin(TIMES);                                                                \
-        fused_backward_tile<T, Held<T>>(call, group, ahead);                               \
+        fused_backward_tile<T, Held<T>, WINDOW>(call, group, ahead);                       \
     }
+#define FUSED_CLUSTER_TILE(name, dtype, T, Held, THREADS)                    \
+    FUSED_CLUSTER_TILE_KERNEL(name, dtype, T, Held, THREADS, false)          \
+    FUSED_CLUSTER_TILE_KERNEL(name##_window, dtype, T, Held, THREADS, true)
+#define FUSED_BACKWARD_CLUSTER_TILE(name, dtype, T, Held, THREADS, TIMES)                    \
+    FUSED_BACKWARD_CLUSTER_TILE_KERNEL(name, dtype, T, Held, THREADS, TIMES, false)          \
+    FUSED_BACKWARD_CLUSTER_TILE_KERNEL(name##_window, dtype, T, Held, THREADS, TIMES, true)

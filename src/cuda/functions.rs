@@ -102,6 +102,7 @@ impl Key {
         };
         let of_scores = |scores: bool| if scores { "_scores" } else { "" };
         let of_pairs = |pairs: bool| if pairs { "_pairs" } else { "" };
+        let in_window = |window: bool| if window { "_window" } else { "" };
         let name = match self.kernel {
             Kernel::SafeRows => "safe_softmax_rows".into(),
             Kernel::SafeShortRows => "safe_softmax_short_rows".into(),
@@ -149,15 +150,17 @@ impl Key {
             Kernel::BackwardCluster { count, whole } => format!("backward_cluster{}_{count}", any(whole)),
             Kernel::FusedWarp { backward, lines } => fused("warp", backward, of_lines(lines)),
             Kernel::FusedBlock { backward, lines } => fused("block", backward, of_lines(lines)),
-            Kernel::FusedTile { backward, held, many } => {
-                fused("tile", backward, of_held(held)) + if many { "_many" } else { "" }
+            Kernel::FusedTile { backward, held, many, window } => {
+                fused("tile", backward, of_held(held)) + if many { "_many" } else { "" } + in_window(window)
             }
-            Kernel::FusedClusterTile { backward, held } => fused("cluster_tile", backward, of_held(held)),
+            Kernel::FusedClusterTile { backward, held, window } => {
+                fused("cluster_tile", backward, of_held(held)) + in_window(window)
+            }
             Kernel::FusedCluster { count } => format!("fused_cluster_{count}"),
             Kernel::FusedClusterScores => "fused_cluster_scores".into(),
             Kernel::FusedBiasWarp => "fused_backward_bias_warp".into(),
             Kernel::FusedBiasBlock => "fused_backward_bias_block".into(),
-            Kernel::FusedBiasTile => "fused_backward_bias_tile".into(),
+            Kernel::FusedBiasTile { window } => format!("fused_backward_bias_tile{}", in_window(window)),
             Kernel::FusedGroup { backward, scores, pairs } => {
                 fused("group", backward, of_scores(scores)) + of_pairs(pairs)
             }
@@ -388,11 +391,12 @@ mod tests {
         for (backward, lines) in packs.into_iter().chain([(false, FusedLines::Window), (true, FusedLines::Capped)]) {
             kernels.extend([Kernel::FusedWarp { backward, lines }, Kernel::FusedBlock { backward, lines }]);
         }
+        let in_window_or_not = |held| [(held, false), (held, true)];
         for backward in [false, true] {
-            let tile = |held| Kernel::FusedTile { backward, held, many: false };
-            kernels.extend([Held::Logits, Held::CappedLogits].map(tile));
-            let cluster = |held| Kernel::FusedClusterTile { backward, held };
-            kernels.extend([Held::Logits, Held::CappedLogits].map(cluster));
+            for (held, window) in [Held::Logits, Held::CappedLogits].into_iter().flat_map(in_window_or_not) {
+                kernels.push(Kernel::FusedTile { backward, held, many: false, window });
+                kernels.push(Kernel::FusedClusterTile { backward, held, window });
+            }
             for scores in [false, true] {
                 let group = Kernel::FusedGroup { backward, scores, pairs: false };
                 kernels.extend([group, Kernel::FusedRows { backward, scores }]);
@@ -449,7 +453,8 @@ mod tests {
                     Kernel::BackwardBlock { count: 16, whole: any },
                     Kernel::BackwardCluster { count: 32, whole },
                     Kernel::BackwardCluster { count: 32, whole: any },
-                    Kernel::FusedBiasTile,
+                    Kernel::FusedBiasTile { window: false },
+                    Kernel::FusedBiasTile { window: true },
                     Kernel::FusedWarp { backward: true, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                 ],
@@ -493,13 +498,20 @@ mod tests {
                     Kernel::FusedWarp { backward: false, lines: FusedLines::ScoresWindow },
                     Kernel::FusedBlock { backward: false, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: false, lines: FusedLines::ScoresWindow },
-                    Kernel::FusedTile { backward: false, held: Held::Scores, many: false },
-                    Kernel::FusedTile { backward: true, held: Held::Scores, many: false },
-                    Kernel::FusedClusterTile { backward: false, held: Held::Scores },
-                    Kernel::FusedClusterTile { backward: true, held: Held::Scores },
-                    Kernel::FusedTile { backward: false, held: Held::Logits, many: true },
-                    Kernel::FusedTile { backward: false, held: Held::CappedLogits, many: true },
-                    Kernel::FusedBiasTile,
+                    Kernel::FusedTile { backward: false, held: Held::Scores, many: false, window: false },
+                    Kernel::FusedTile { backward: false, held: Held::Scores, many: false, window: true },
+                    Kernel::FusedTile { backward: true, held: Held::Scores, many: false, window: false },
+                    Kernel::FusedTile { backward: true, held: Held::Scores, many: false, window: true },
+                    Kernel::FusedClusterTile { backward: false, held: Held::Scores, window: false },
+                    Kernel::FusedClusterTile { backward: false, held: Held::Scores, window: true },
+                    Kernel::FusedClusterTile { backward: true, held: Held::Scores, window: false },
+                    Kernel::FusedClusterTile { backward: true, held: Held::Scores, window: true },
+                    Kernel::FusedTile { backward: false, held: Held::Logits, many: true, window: false },
+                    Kernel::FusedTile { backward: false, held: Held::Logits, many: true, window: true },
+                    Kernel::FusedTile { backward: false, held: Held::CappedLogits, many: true, window: false },
+                    Kernel::FusedTile { backward: false, held: Held::CappedLogits, many: true, window: true },
+                    Kernel::FusedBiasTile { window: false },
+                    Kernel::FusedBiasTile { window: true },
                     Kernel::FusedWarp { backward: true, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                     Kernel::Column { columns: 2, rows: 16, of: Rows::Packs },

@@ -406,12 +406,14 @@ impl<'a> Task<'a> {
         let limit = |keys: usize| keys.min(if plan.is_narrow() { NARROW - 1 } else { 1 << 60 }) as i64;
         let moves = |at: u64, step: usize| if at == 0 { 0 } else { 1 + (step > 0) as i32 };
         let window = options.window;
+        // Those of a line for each block, or cluster
         let by_blocks = match plan.kernel {
-            Kernel::FusedBlock { backward, lines } => !backward && lines == FusedLines::Packs,
+            Kernel::FusedBlock { backward, lines } => !backward && lines == FusedLines::Packs && window.is_none(),
             Kernel::FusedTile { backward, .. } => !backward && plan.parameter == plan::WHOLE_BLOCK,
+            Kernel::FusedCluster { .. } | Kernel::FusedClusterTile { .. } => true,
             _ => false,
         };
-        let sharers = self.sharers().filter(|_| by_blocks && window.is_none());
+        let sharers = self.sharers().filter(|_| by_blocks);
         let cap = options.softcap.unwrap_or(0.0);
         Ok(Call {
             tensors,

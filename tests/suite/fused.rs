@@ -725,10 +725,10 @@ fn scores_that_begin_at_any_element() -> Result<()> {
     Ok(())
 }
 
-/// Lines of about a block, whose windows are masks or, where narrow, runs of what is read.
+/// Lines of about a block, whose windows are masks or, where narrow, runs of what is read, or of a block's tile.
 #[test]
 fn windows_in_lines_of_a_block() -> Result<()> {
-    for (i, len) in [257, 400, 512, 1000].into_iter().enumerate() {
+    for (i, len) in [257, 400, 512, 1000, 2047].into_iter().enumerate() {
         for dtype in DTYPES {
             let seed = i as u64;
             let shape = [2, 2, 40, len];
@@ -1098,6 +1098,14 @@ fn lines_that_fill_a_gpu() -> Result<()> {
         check(&Case { bias: bias.clone(), mask: padding.clone(), ..plain.clone() })?;
         let (window, dropout) = (Some((len / 2, 3)), Some((0.2, 9)));
         check(&Case { bias, mask: padding, softcap: Some(4.0), window, sinks, dropout, ..plain })?;
+    }
+    // More than there are clusters at once, which fetch ahead: of matrices that share a bias or a mask
+    for (i, (dtype, len)) in [(DType::F32, 9001), (DType::BF16, 9000)].into_iter().enumerate() {
+        let (seed, queries) = (i as u64, 56);
+        let plain = Case { scale: 0.5, ..Case::new(make(&[2, 3, queries, len], 3.0, seed, dtype)?) };
+        let of_heads = Some(make(&[3, queries, len], 2.0, seed + 1, dtype)?);
+        check(&Case { mask: Some(mask(&[2, 1, queries, len], seed + 2)?), dropout: Some((0.2, 9)), ..plain.clone() })?;
+        check(&Case { bias: of_heads, window: Some((len / 3, 2)), ..plain })?;
     }
     // Side by side, in pairs
     for dtype in [DType::F16, DType::BF16] {

@@ -127,6 +127,18 @@ fn logits_held(kind: FusedKind) -> Held {
     }
 }
 
+/// Whether gradients are held as logits, which have room for the bytes of a mask while the scores come, though they could be held as scores, which look at a few
+/// of these after the other. (8, 16, 2047, 2047) bf16 2.44 copies, as scores 3.06, (16, 5001, 5001) 2.07 and 3.33.
+fn reads_mask_first(kind: FusedKind) -> bool {
+    kind.backward && kind.masked_alike > 0
+}
+
+/// Threads of a block that has a line in a tile, forward, at most, where a cluster takes longer ones, whose blocks are in different phases. In copies, by such a
+/// block and a cluster: f32 with a bias, causal, masked, with a softcap 7001 1.14 and 1.10, 1.01 and 0.86, 1.11 and 1.04, 1.21 and 1.09, 11001 1.16 and 1.10,
+/// 1.07 and 0.83, 1.14 and 1.04, 1.30 and 1.04; bf16 14001 1.83 and 1.45, 0.97 and 1.00, 1.95 and 1.83, 1.85 and 1.48, 20001 1.57 and 1.34, 0.97 and 0.86,
+/// 1.93 and 1.89, 1.53 and 1.54. With up to 256 threads f32 of 5001 1.15 and 1.19, 1.02 and 1.04, bf16 of 7001 1.49 and 1.61, 0.89 and 1.34.
+pub(super) const SMALL_TILE: usize = 256;
+
 /// [`Plan::parameter`] where a block takes one line, and no part of a warp does.
 pub(crate) const WHOLE_BLOCK: i32 = 6;
 
@@ -139,14 +151,14 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
     if !kind.tiles {
         return None;
     }
-    let backward = kind.backward;
+    let (backward, window) = (kind.backward, kind.queries > 0);
     let units = tile_units(lines, size);
     // Threads that share a line where each of them has up to so many units.
     let threads_of = |most: usize| threads_for(units, most);
     let logits = logits_held(kind);
     let half_on_hopper = size == 2 && device.compute_capability >= 90;
     let scores = kind.scores && half_on_hopper;
-    let mut held = if scores { Held::Scores } else { logits };
+    let mut held = if scores && !reads_mask_first(kind) { Held::Scores } else { logits };
     if scores && kind.masked_alike > 0 && !backward {
         // Where four threads would take a line, of which each reads two bytes of the mask at a time, eight that hold logits are faster
         // if these have enough to do: 261112 x 257 1.63, as scores 2.06; but 340613 x 197 1.77 and 1.29, 115977 x 577 1.82 and 1.42.
@@ -156,8 +168,11 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
             held = logits;
         }
     }
-    let count = fused_tile_count(backward, held, size);
-    let (most, most_threads) = (units_of_thread(count, lines, 1, threads_of, device), count.1);
+    let (most, mut most_threads) = fused_tile_count(backward, held, size);
+    if !backward && size < 8 && device.compute_capability >= 90 {
+        most_threads = SMALL_TILE;
+    }
+    let most = units_of_thread((most, most_threads), lines, 1, threads_of, device);
     let fewer = threads_of(FUSED_TILE_MANY);
     let many = half_on_hopper
         && !backward
@@ -174,7 +189,7 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
         // Gradients that are held as scores have not the registers for a mask that lines share.
         let shares_mask = !(backward && held == Held::Scores) && tiles_share_mask(kind, size, per_block);
         let bytes = tiles_bytes(tiles, per_block, lines, size, shares_mask);
-        let plan = plan(Kernel::FusedTile { backward, held, many }, grid, block);
+        let plan = plan(Kernel::FusedTile { backward, held, many, window }, grid, block);
         Plan { parameter: shift, shared_bytes: bytes as u32, shares_mask, ..plan }
     })
 }
@@ -214,7 +229,7 @@ fn fused_cluster_tile(lines: Lines, kind: FusedKind, size: usize, device: Device
     if !(tiles && narrow && in_tiles && lines.inner == 1) || device.compute_capability < 90 {
         return None;
     }
-    let held = match kind.scores && size == 2 {
+    let held = match kind.scores && size == 2 && !reads_mask_first(kind) {
         true => Held::Scores,
         false => logits_held(kind),
     };
@@ -234,7 +249,7 @@ fn fused_cluster_tile(lines: Lines, kind: FusedKind, size: usize, device: Device
         if (blocks - 1) * part.len >= lines.len || lines.count() > MAX_GRID / blocks {
             return None;
         }
-        let kernel = Kernel::FusedClusterTile { backward, held };
+        let kernel = Kernel::FusedClusterTile { backward, held, window: kind.queries > 0 };
         let bytes = tiles_bytes(if backward { 2 } else { 1 }, 1, part, size, false);
         let plan = plan(kernel, lines.count() * blocks, threads_of(blocks, most));
         let plan = Plan { cluster: blocks as u32, shared_bytes: bytes as u32, ..plan };
@@ -264,7 +279,7 @@ fn tile_group(threads: usize) -> (i32, usize, usize) {
 
 /// What so many tiles with so many lines each take of shared memory, with a mask if these share one there.
 fn tiles_bytes(tiles: usize, per_block: usize, lines: Lines, size: usize, shares_mask: bool) -> usize {
-    let mask_bytes = if shares_mask { 4 * (lines.len / 2 * 2 + 1) } else { 0 };
+    let mask_bytes = if shares_mask { 4 * lines.len } else { 0 };
     tiles * (tile_bytes(per_block, lines, size) as usize).next_multiple_of(128) + mask_bytes
 }
 
@@ -458,7 +473,7 @@ fn fused_bias_tile(
         return None;
     }
     let in_parts = |parts: usize| {
-        let plan = plan(Kernel::FusedBiasTile, blocks * parts, block);
+        let plan = plan(Kernel::FusedBiasTile { window: kind.queries > 0 }, blocks * parts, block);
         Plan { parameter: shift, shared_bytes: bytes as u32, shares_mask, ..plan }
     };
     let registers = if size == 4 { 96 } else { 128 };

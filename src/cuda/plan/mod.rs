@@ -240,17 +240,22 @@ pub(crate) enum Kernel {
     /// … or with it the sums of the gradients of a bias, …
     FusedBiasWarp,
     FusedBiasBlock,
-    FusedBiasTile,
-    /// … or, of any length and offset, in tiles as above, of which a block may also take one line; `many`: more of a line to a thread.
+    FusedBiasTile {
+        window: bool,
+    },
+    /// … or, of any length and offset, in tiles as above, of which a block may also take one line; `many`: more of a line to a thread;
+    /// `window`: there is one, whose code takes registers, here and above.
     FusedTile {
         backward: bool,
         held: Held,
         many: bool,
+        window: bool,
     },
     /// … each in those of a cluster, …
     FusedClusterTile {
         backward: bool,
         held: Held,
+        window: bool,
     },
     /// … or read twice by a group of threads, lines side by side and contiguous ones; `scores`: with nothing but a scale, window and sinks;
     /// `pairs`: two lines of half precision at a time.
@@ -445,7 +450,7 @@ impl Kernel {
                 | Kernel::FusedCluster { .. }
                 | Kernel::FusedClusterScores
                 | Kernel::FusedClusterTile { .. }
-                | Kernel::FusedBiasTile
+                | Kernel::FusedBiasTile { .. }
                 | Kernel::Grid
                 | Kernel::Shared { .. }
                 | Kernel::Strip(_)
@@ -542,7 +547,7 @@ impl Plan {
                 | Kernel::FusedClusterTile { .. }
                 | Kernel::FusedBiasWarp
                 | Kernel::FusedBiasBlock
-                | Kernel::FusedBiasTile
+                | Kernel::FusedBiasTile { .. }
         )
     }
 }

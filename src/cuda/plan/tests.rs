@@ -1,6 +1,6 @@
 use super::fused::{
     fused_bias_count, fused_bias_tile_count, fused_cluster_counts, fused_count, fused_tile_count, scores_count,
-    FUSED_TILE_MANY,
+    FUSED_TILE_MANY, SMALL_TILE,
 };
 use super::group::{group, group_shape, threads_and_across, GROUP_BLOCK};
 use super::softmax::room;
@@ -446,9 +446,12 @@ fn fused_plans_cover_the_lines() {
     let capped_gradients = FusedKind { backward: true, capped: true, ..packs };
     let masked = FusedKind { scores: true, masked_alike: 1, ..any };
     let padded = FusedKind { masked_alike: 1000, ..masked };
-    let gradients_of_any = Kernel::FusedTile { backward: true, held: Held::Logits, many: false };
-    let scores_of_gradients = Kernel::FusedTile { backward: true, held: Held::Scores, many: false };
+    let gradients_of_any = Kernel::FusedTile { backward: true, held: Held::Logits, many: false, window: false };
+    let scores_of_gradients = Kernel::FusedTile { backward: true, held: Held::Scores, many: false, window: false };
     let (backward, of) = (false, FusedLines::Packs);
+    let tile = |held, many| Kernel::FusedTile { backward, held, many, window: false };
+    let cluster_tile = |held| Kernel::FusedClusterTile { backward, held, window: false };
+    let (causal, held) = (FusedKind { queries: 64, ..any }, Held::Logits);
     for (lines, kind, device, kernel) in [
         (lines(1 << 20, 512, 1), packs, HOPPER, Kernel::FusedWarp { backward, lines: of }),
         (lines(1 << 20, 2048, 1), packs, HOPPER, Kernel::FusedBlock { backward, lines: of }),
@@ -487,34 +490,31 @@ fn fused_plans_cover_the_lines() {
         (lines(64, 16_400, 1), scores, HOPPER, Kernel::FusedClusterScores),
         (lines(64, 16_400, 1), FusedKind { queries: 64, ..scores }, HOPPER, Kernel::FusedCluster { count: 32 }),
         (lines(64, 8200, 1), packs, TURING, Kernel::FusedRows { backward, scores: false }),
-        (lines(64, 2000, 1), any, TURING, Kernel::FusedTile { backward, held: Held::Logits, many: false }),
-        (lines(64, 77, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits, many: false }),
+        (lines(64, 2000, 1), any, TURING, tile(Held::Logits, false)),
+        (lines(64, 77, 1), any, HOPPER, tile(Held::Logits, false)),
         (lines(64, 77, 1), FusedKind { tiles: false, ..any }, HOPPER, Kernel::FusedRows { backward, scores: false }),
-        (
-            lines(64, 77, 1),
-            FusedKind { scores: true, ..any },
-            HOPPER,
-            Kernel::FusedTile { backward, held: Held::Scores, many: false },
-        ),
-        (
-            lines(64, 77, 1),
-            FusedKind { scores: true, ..any },
-            TURING,
-            Kernel::FusedTile { backward, held: Held::Logits, many: false },
-        ),
-        (lines(64, 257, 1), masked, HOPPER, Kernel::FusedTile { backward, held: Held::Logits, many: false }),
-        (lines(64, 333, 1), masked, HOPPER, Kernel::FusedTile { backward, held: Held::Scores, many: false }),
-        (lines(64, 257, 1), padded, HOPPER, Kernel::FusedTile { backward, held: Held::Scores, many: false }),
-        (lines(340_613, 197, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits, many: true }),
-        (lines(340_613, 197, 1), any, TURING, Kernel::FusedTile { backward, held: Held::Logits, many: false }),
-        (lines(115_977, 577, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits, many: false }),
-        (lines(871_486, 77, 1), capped, HOPPER, Kernel::FusedTile { backward, held: Held::CappedLogits, many: true }),
-        (lines(64, 20_480, 1), any, HOPPER, Kernel::FusedTile { backward, held: Held::Logits, many: false }),
-        (lines(64, 18_432, 1), capped, HOPPER, Kernel::FusedTile { backward, held: Held::CappedLogits, many: false }),
-        (lines(64, 18_434, 1), capped, HOPPER, Kernel::FusedClusterTile { backward, held: Held::CappedLogits }),
-        (lines(64, 20_483, 1), any, HOPPER, Kernel::FusedClusterTile { backward, held: Held::Logits }),
-        (lines(64, 50_257, 1), masked, HOPPER, Kernel::FusedClusterTile { backward, held: Held::Scores }),
-        (lines(64, 327_680, 1), any, HOPPER, Kernel::FusedClusterTile { backward, held: Held::Logits }),
+        (lines(64, 77, 1), FusedKind { scores: true, ..any }, HOPPER, tile(Held::Scores, false)),
+        (lines(64, 77, 1), FusedKind { scores: true, ..any }, TURING, tile(Held::Logits, false)),
+        (lines(64, 257, 1), masked, HOPPER, tile(Held::Logits, false)),
+        (lines(64, 333, 1), masked, HOPPER, tile(Held::Scores, false)),
+        (lines(64, 257, 1), padded, HOPPER, tile(Held::Scores, false)),
+        (lines(340_613, 197, 1), any, HOPPER, tile(Held::Logits, true)),
+        (lines(340_613, 197, 1), any, TURING, tile(Held::Logits, false)),
+        (lines(115_977, 577, 1), any, HOPPER, tile(Held::Logits, false)),
+        (lines(871_486, 77, 1), capped, HOPPER, tile(Held::CappedLogits, true)),
+        (lines(64, 10_240, 1), any, HOPPER, tile(Held::Logits, false)),
+        (lines(64, 10_242, 1), any, HOPPER, cluster_tile(Held::Logits)),
+        (lines(64, 20_480, 1), any, TURING, tile(Held::Logits, false)),
+        (lines(64, 9216, 1), capped, HOPPER, tile(Held::CappedLogits, false)),
+        (lines(64, 9218, 1), capped, HOPPER, cluster_tile(Held::CappedLogits)),
+        (lines(64, 16_384, 1), FusedKind { scores: true, ..any }, HOPPER, tile(Held::Scores, false)),
+        (lines(64, 16_386, 1), FusedKind { scores: true, ..any }, HOPPER, cluster_tile(Held::Scores)),
+        (lines(64, 18_434, 1), capped, HOPPER, cluster_tile(Held::CappedLogits)),
+        (lines(64, 20_483, 1), any, HOPPER, cluster_tile(Held::Logits)),
+        (lines(64, 50_257, 1), masked, HOPPER, cluster_tile(Held::Scores)),
+        (lines(64, 327_680, 1), any, HOPPER, cluster_tile(Held::Logits)),
+        (lines(64, 77, 1), causal, HOPPER, Kernel::FusedTile { backward, held, many: false, window: true }),
+        (lines(64, 20_483, 1), causal, HOPPER, Kernel::FusedClusterTile { backward, held, window: true }),
         (lines(64, 327_681, 1), any, HOPPER, Kernel::FusedRows { backward, scores: false }),
         (lines(64, 20_483, 1), any, TURING, Kernel::FusedRows { backward, scores: false }),
         (lines(64, 600_001, 1), any, HOPPER, Kernel::FusedRows { backward, scores: false }),
@@ -523,11 +523,17 @@ fn fused_plans_cover_the_lines() {
             lines(64, 12_301, 1),
             FusedKind { backward: true, ..any },
             HOPPER,
-            Kernel::FusedClusterTile { backward: true, held: Held::Logits },
+            Kernel::FusedClusterTile { backward: true, held: Held::Logits, window: false },
         ),
-        (lines(64, 128_256, 1), gradients, HOPPER, Kernel::FusedClusterTile { backward: true, held: Held::Scores }),
+        (
+            lines(64, 128_256, 1),
+            gradients,
+            HOPPER,
+            Kernel::FusedClusterTile { backward: true, held: Held::Scores, window: false },
+        ),
         (lines(64, 128_256, 1), gradients, TURING, Kernel::FusedRows { backward: true, scores: false }),
-        (lines(64, 8195, 1), FusedKind { backward: true, ..masked }, HOPPER, scores_of_gradients),
+        (lines(64, 8195, 1), FusedKind { backward: true, masked_alike: 0, ..masked }, HOPPER, scores_of_gradients),
+        (lines(64, 8195, 1), FusedKind { backward: true, ..masked }, HOPPER, gradients_of_any),
         (
             lines(1 << 20, 512, 1),
             FusedKind { narrow: false, ..packs },
@@ -621,7 +627,8 @@ fn fused_plans_cover_the_lines() {
                 Kernel::FusedBlock { .. } => {
                     assert!(count * block >= len && block <= most_threads && grid == lines.count(), "{what}");
                 }
-                Kernel::FusedTile { held, many, .. } => {
+                Kernel::FusedTile { held, many, window, .. } => {
+                    assert_eq!(window, kind.queries > 0, "{what}");
                     assert!(!many || size == 2 && !backward && held != Held::Scores, "{what}");
                     let (most, most_threads) =
                         if many { (FUSED_TILE_MANY, WARP_BLOCK) } else { fused_tile_count(backward, held, size) };
@@ -629,10 +636,12 @@ fn fused_plans_cover_the_lines() {
                     let units = if size == 2 { len / 2 } else { len };
                     let (threads, here) = threads_and_lines(plan);
                     assert!(plan.parameter == WHOLE_BLOCK || plan.parameter <= 5 && block == 128, "{what}");
+                    let small = device(forced).compute_capability >= 90 && !backward && size < 8;
+                    let most_threads = if small { most_threads.min(SMALL_TILE) } else { most_threads };
                     assert!(most * threads >= units && block <= most_threads, "{what}");
                     assert!(grid * here >= lines.count() && !whole, "{what}");
                     let (tile, tiles) = (here * len * size + 128 + 16, if backward { 2 } else { 1 });
-                    let mask = if plan.shares_mask { 4 * (len / 2 * 2 + 1) } else { 0 };
+                    let mask = if plan.shares_mask { 4 * len } else { 0 };
                     assert!(plan.shared_bytes as usize >= tiles * tile + mask, "{what}");
                     assert!(!plan.shares_mask || here > 1 && kind.masked_alike == 1000 && size == 2, "{what}");
                     assert!(plan.shared_bytes <= 48 << 10, "{what}");
@@ -649,12 +658,14 @@ fn fused_plans_cover_the_lines() {
                     assert!(plan.kernel != Kernel::FusedClusterScores || kind.queries == 0 && block <= 256, "{what}");
                     assert!(whole && !backward && grid == lines.count() * cluster, "{what}");
                 }
-                Kernel::FusedClusterTile { held, .. } => {
+                Kernel::FusedClusterTile { held, window, .. } => {
+                    assert_eq!(window, kind.queries > 0, "{what}");
                     let cluster = plan.cluster as usize;
                     // As `TileCluster` of `kernels/hopper/fused_cluster_tile.cuh` has it.
                     let part = len.div_ceil(cluster).next_multiple_of(8);
                     let (most, most_threads) = fused_tile_count(backward, held, size);
-                    assert_eq!(held == Held::Scores, size == 2 && kind.scores, "{what}");
+                    let reads_mask_first = backward && kind.masked_alike > 0;
+                    assert_eq!(held == Held::Scores, size == 2 && kind.scores && !reads_mask_first, "{what}");
                     assert!(held == Held::Scores || (held == Held::CappedLogits) == kind.capped, "{what}");
                     assert!(cluster <= WIDE_CLUSTER && cluster.is_power_of_two() && cluster > 1, "{what}");
                     assert!(cluster * part >= len && (cluster - 1) * part < len, "{what}");
@@ -756,7 +767,8 @@ fn sums_of_a_bias_take_each_line_once() {
                 }
             };
             let block = plan.block as usize;
-            if plan.kernel == Kernel::FusedBiasTile {
+            if let Kernel::FusedBiasTile { window } = plan.kernel {
+                assert_eq!(window, kind.queries > 0, "{what}");
                 in_tiles += 1;
                 let (most, most_threads) = fused_bias_tile_count(size);
                 let (threads, here) = threads_and_lines(plan);
