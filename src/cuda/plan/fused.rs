@@ -224,15 +224,20 @@ fn spread(mut blocks: usize, lines: Lines, device: DeviceFacts) -> usize {
 /// bf16, as they were before: with a bias 4096 x 50257 3.86 and 1.04, 5.35 and 1.33, 4096 x 32000 1.28 and 1.02; the gradients with a scale of 4096 x 50257 2.62
 /// and 1.54, 3.31 and 1.96, of 4096 x 128256 2.58 and 1.90, 2.96 and 2.35.
 fn fused_cluster_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
+    let of = |held| fused_cluster_tile_of(lines, kind, held, size, device);
+    match kind.scores && size == 2 {
+        true if reads_mask_first(kind) => of(Held::Logits).or_else(|| of(Held::Scores)),
+        true => of(Held::Scores),
+        false => of(logits_held(kind)),
+    }
+}
+
+fn fused_cluster_tile_of(lines: Lines, kind: FusedKind, held: Held, size: usize, device: DeviceFacts) -> Option<Plan> {
     let FusedKind { backward, whole, tiles, narrow, .. } = kind;
     let in_tiles = backward || !whole || size == 4;
     if !(tiles && narrow && in_tiles && lines.inner == 1) || device.compute_capability < 90 {
         return None;
     }
-    let held = match kind.scores && size == 2 && !reads_mask_first(kind) {
-        true => Held::Scores,
-        false => logits_held(kind),
-    };
     let (most, most_threads) = fused_tile_count(backward, held, size);
     let largest = largest_cluster(device);
     // As `TileCluster::most` of kernels/hopper/fused_cluster_tile.cuh has it.

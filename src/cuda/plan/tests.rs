@@ -535,6 +535,18 @@ fn fused_plans_cover_the_lines() {
         (lines(64, 8195, 1), FusedKind { backward: true, masked_alike: 0, ..masked }, HOPPER, scores_of_gradients),
         (lines(64, 8195, 1), FusedKind { backward: true, ..masked }, HOPPER, gradients_of_any),
         (
+            lines(64, 50_257, 1),
+            FusedKind { backward: true, ..masked },
+            HOPPER,
+            Kernel::FusedClusterTile { backward: true, held: Held::Logits, window: false },
+        ),
+        (
+            lines(64, 300_001, 1),
+            FusedKind { backward: true, ..masked },
+            HOPPER,
+            Kernel::FusedClusterTile { backward: true, held: Held::Scores, window: false },
+        ),
+        (
             lines(1 << 20, 512, 1),
             FusedKind { narrow: false, ..packs },
             HOPPER,
@@ -664,7 +676,8 @@ fn fused_plans_cover_the_lines() {
                     // As `TileCluster` of `kernels/hopper/fused_cluster_tile.cuh` has it.
                     let part = len.div_ceil(cluster).next_multiple_of(8);
                     let (most, most_threads) = fused_tile_count(backward, held, size);
-                    let reads_mask_first = backward && kind.masked_alike > 0;
+                    let logits_fit = len <= 16 * 2 * 20 * 320;
+                    let reads_mask_first = backward && kind.masked_alike > 0 && logits_fit;
                     assert_eq!(held == Held::Scores, size == 2 && kind.scores && !reads_mask_first, "{what}");
                     assert!(held == Held::Scores || (held == Held::CappedLogits) == kind.capped, "{what}");
                     assert!(cluster <= WIDE_CLUSTER && cluster.is_power_of_two() && cluster > 1, "{what}");
