@@ -378,6 +378,13 @@ struct TilePlaces {
             f(WORDS * PER_UNIT, found);
         }
     }
+    // Calls f(k, kept) with the bits that a mask in shared memory keeps of each unit and, where the line has such, of the ends.
+    template <typename R, typename F>
+    __device__ __forceinline__ void each_kept(const Fused<R>& call, const Place& place, const MaskRow& row, F f) const {
+        const int line_len = static_cast<int>(call.len), begin = static_cast<int>(place.first);
+        each_unit(row.at(begin + first, line_len), [&](int k, bool, Unit<T> kept) { f(k, bits_of(kept)); });
+        if (has_first || has_last) f(WORDS, MaskRow::kept(row.keeps(begin, line_len), row.keeps(begin + len - 1, line_len)));
+    }
     // Whether there is the element with this place in z, of a few units that may be there.
     __device__ __forceinline__ bool is_of_line(int n) const {
         if (n >= WORDS * PER_UNIT) return n % 2 ? has_last : has_first;
@@ -417,7 +424,7 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
     using R = Real<T>;
     using Places = TilePlaces<T, WORDS, FEW>;
     using Places::COUNT, Places::PER_UNIT, Places::Places, Places::each, Places::each_few_scores, Places::each_held,
-        Places::each_pack, Places::each_place, Places::each_read, Places::each_unit, Places::elements, Places::has_first,
+        Places::each_kept, Places::each_pack, Places::each_read, Places::each_unit, Places::elements, Places::has_first,
         Places::has_last, Places::is_of_line, Places::len, Places::touch_mask;
     using Gradients = std::conditional_t<PER_UNIT == 1, TileGradients<T, WORDS>, TileGradientUnits<T, WORDS>>;
     static constexpr bool ONCE = true;
@@ -442,10 +449,7 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
         if (call.adds == EACH) in_pairs = each_read<(PER_UNIT > 1)>(bias, call.bias_step * sizeof(T), [&](int k, const auto& read) { hold(k, read.words); });
         if constexpr (MASKS_FIRST) {
             if (comes_first(call, row)) {
-                each_read<false>(mask, call.mask_step, [&](int k, const auto& read) {
-#pragma unroll
-                    for (int i = 0; i < PER_UNIT; i++) z[k * PER_UNIT + i] = __uint_as_float(read.words[i]);
-                });
+                each_read<false>(mask, call.mask_step, [&](int k, const auto& read) { hold(k, read.words); });
                 return;
             }
         }
@@ -493,13 +497,10 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
         const bool late = call.masks == EACH && !comes_first(call, row);
         if (late && PER_UNIT > 1 && row.units) {
             if constexpr (PER_UNIT > 1) {
-                const auto keep = [&](int k, uint32_t kept) {
+                each_kept(call, place, row, [&](int k, uint32_t kept) {
                     z[k * 2] = kept & 0xffffu ? z[k * 2] : absent();
                     z[k * 2 + 1] = kept >> 16 ? z[k * 2 + 1] : absent();
-                };
-                const int line_len = static_cast<int>(call.len), begin = static_cast<int>(place.first);
-                each_unit(row.at(begin + Places::first, line_len), [&](int k, bool, Unit<T> kept) { keep(k, bits_of(kept)); });
-                if (has_first || has_last) keep(COUNT / 2 - 1, MaskRow::kept(row.keeps(begin, line_len), row.keeps(begin + len - 1, line_len)));
+                });
             }
         } else if (late) {
             // Not in pairs: more text for the driver, which takes 0.02 of the time at most.
@@ -594,7 +595,7 @@ template <typename T, int WORDS, int FEW, bool IN_PAIRS>
 struct TileScores : TilePlaces<T, WORDS, FEW> {
     using R = Real<T>;
     using Places = TilePlaces<T, WORDS, FEW>;
-    using Places::Places, Places::each_pack, Places::each_place, Places::each_read, Places::each_unit, Places::elements,
+    using Places::Places, Places::each_kept, Places::each_pack, Places::each_read, Places::each_unit, Places::elements,
         Places::has_first, Places::has_last, Places::len;
     using Gradients = TileGradientUnits<T, WORDS>;
     static constexpr bool ONCE = false;
@@ -616,11 +617,7 @@ struct TileScores : TilePlaces<T, WORDS, FEW> {
 
     // Answers the greatest.
     __device__ __forceinline__ R load(const Fused<R>& call, const Place& place, const MaskRow& row) {
-        if (row.units) {
-            const int line_len = static_cast<int>(call.len), begin = static_cast<int>(place.first);
-            each_unit(row.at(begin + Places::first, line_len), [&](int k, bool, Unit<T> kept) { held[k] = kept; });
-            if (has_first || has_last) bits_of(held[WORDS]) = MaskRow::kept(row.keeps(begin, line_len), row.keeps(begin + len - 1, line_len));
-        }
+        if (row.units) each_kept(call, place, row, [&](int k, uint32_t kept) { bits_of(held[k]) = kept; });
         const auto absent = no_elements<T>();
         auto ends = absent;
         if (has_first) ends.x = elements[0];
@@ -774,10 +771,11 @@ __device__ __forceinline__ void fetch_tiles_ahead(const Fused<Real<T>>& call, co
 }
 
 // Bytes of a line from which on its window alone is fetched: of less, as much is lost by waiting for where that is. H200, causal, copies, whole lines and windows:
-// 128 x 12 x 197 x 197 f32 1.03 and 0.86; bf16 16 x 12 x 577 x 577 1.13 and 1.20, 4 x 16 x 1001 x 1001 1.05 and 0.96. Of gradients from 2000 on: f32
+// 128 x 12 x 197 x 197 f32 1.03 and 0.86; bf16 16 x 12 x 577 x 577 1.13 and 1.20, 4 x 16 x 1001 x 1001 1.05 and 0.96. Of gradients f32
 // 64 x 12 x 333 x 333 1.60 and 1.77, 16 x 12 x 577 x 577 1.47 and 1.21.
+constexpr int GRADIENT_WINDOW_BYTES = 2000;
 template <typename T>
-constexpr int WINDOW_BYTES = sizeof(T) == 2 ? 2000 : 512;
+constexpr int WINDOW_BYTES = sizeof(T) == 2 ? GRADIENT_WINDOW_BYTES : 512;
 
 // Shared memory: the tile and its margin and, where lines share a mask, that. WINDOW: there is one.
 template <typename T, typename Held, bool WINDOW, typename Group>
@@ -1025,7 +1023,7 @@ __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, 
     const LinePart part = group.part(static_cast<int>(call.len));
     const int most = group.lines() * group.most(static_cast<int>(call.len));
     const TilesOfLines<T> tiles(call, memory, most, number * call.len + part.first, here * part.len);
-    const Place at = locate_and_fetch<WINDOW, 2000, T>(
+    const Place at = locate_and_fetch<WINDOW, GRADIENT_WINDOW_BYTES, T>(
         call, group, number, here, part, arrived, [&](const Piece& piece) { tiles.fetch(call, piece, arrived); });
     fetch_tiles_ahead<T, WINDOW>(call, group, part, ahead);
     unsigned char* behind = memory + 2 * tile_room<T>(most);

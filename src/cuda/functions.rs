@@ -453,8 +453,6 @@ mod tests {
                     Kernel::BackwardBlock { count: 16, whole: any },
                     Kernel::BackwardCluster { count: 32, whole },
                     Kernel::BackwardCluster { count: 32, whole: any },
-                    Kernel::FusedBiasTile { window: false },
-                    Kernel::FusedBiasTile { window: true },
                     Kernel::FusedWarp { backward: true, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                 ],
@@ -498,20 +496,6 @@ mod tests {
                     Kernel::FusedWarp { backward: false, lines: FusedLines::ScoresWindow },
                     Kernel::FusedBlock { backward: false, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: false, lines: FusedLines::ScoresWindow },
-                    Kernel::FusedTile { backward: false, held: Held::Scores, many: false, window: false },
-                    Kernel::FusedTile { backward: false, held: Held::Scores, many: false, window: true },
-                    Kernel::FusedTile { backward: true, held: Held::Scores, many: false, window: false },
-                    Kernel::FusedTile { backward: true, held: Held::Scores, many: false, window: true },
-                    Kernel::FusedClusterTile { backward: false, held: Held::Scores, window: false },
-                    Kernel::FusedClusterTile { backward: false, held: Held::Scores, window: true },
-                    Kernel::FusedClusterTile { backward: true, held: Held::Scores, window: false },
-                    Kernel::FusedClusterTile { backward: true, held: Held::Scores, window: true },
-                    Kernel::FusedTile { backward: false, held: Held::Logits, many: true, window: false },
-                    Kernel::FusedTile { backward: false, held: Held::Logits, many: true, window: true },
-                    Kernel::FusedTile { backward: false, held: Held::CappedLogits, many: true, window: false },
-                    Kernel::FusedTile { backward: false, held: Held::CappedLogits, many: true, window: true },
-                    Kernel::FusedBiasTile { window: false },
-                    Kernel::FusedBiasTile { window: true },
                     Kernel::FusedWarp { backward: true, lines: FusedLines::Scores },
                     Kernel::FusedBlock { backward: true, lines: FusedLines::Scores },
                     Kernel::Column { columns: 2, rows: 16, of: Rows::Packs },
@@ -563,6 +547,25 @@ mod tests {
                     Kernel::Cluster { count: 128, whole: any },
                 ],
             };
+            let tiles_of_halves = |window| {
+                let scores = |backward| Kernel::FusedTile { backward, held: Held::Scores, many: false, window };
+                let cluster = |backward| Kernel::FusedClusterTile { backward, held: Held::Scores, window };
+                let many = |held| Kernel::FusedTile { backward: false, held, many: true, window };
+                [
+                    scores(false),
+                    scores(true),
+                    cluster(false),
+                    cluster(true),
+                    many(Held::Logits),
+                    many(Held::CappedLogits),
+                ]
+            };
+            let tiles = match dtype {
+                "f16" | "bf16" => [false, true].map(tiles_of_halves).concat(),
+                _ => vec![],
+            };
+            let sums_of_bias = [false, true].map(|window| Kernel::FusedBiasTile { window });
+            let sums_of_bias = if dtype == "f64" { &[][..] } else { &sums_of_bias };
             let of_width = match dtype {
                 "f16" | "bf16" => [of_columns(false), in_groups(true).to_vec()].concat(),
                 _ => vec![
@@ -574,7 +577,7 @@ mod tests {
                     Kernel::LossOfLinesBackward,
                 ],
             };
-            for &kernel in kernels.iter().chain(wide).chain(&of_width) {
+            for &kernel in kernels.iter().chain(wide).chain(&of_width).chain(&tiles).chain(sums_of_bias) {
                 for output in [Output::Probability, Output::LogProbability] {
                     for compute_capability in [75, 90] {
                         use FusedLines::{Scores, ScoresWindow};

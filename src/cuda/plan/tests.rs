@@ -451,6 +451,7 @@ fn fused_plans_cover_the_lines() {
     let (backward, of) = (false, FusedLines::Packs);
     let tile = |held, many| Kernel::FusedTile { backward, held, many, window: false };
     let cluster_tile = |held| Kernel::FusedClusterTile { backward, held, window: false };
+    let cluster_gradients = |held| Kernel::FusedClusterTile { backward: true, held, window: false };
     let (causal, held) = (FusedKind { queries: 64, ..any }, Held::Logits);
     for (lines, kind, device, kernel) in [
         (lines(1 << 20, 512, 1), packs, HOPPER, Kernel::FusedWarp { backward, lines: of }),
@@ -519,33 +520,13 @@ fn fused_plans_cover_the_lines() {
         (lines(64, 20_483, 1), any, TURING, Kernel::FusedRows { backward, scores: false }),
         (lines(64, 600_001, 1), any, HOPPER, Kernel::FusedRows { backward, scores: false }),
         (lines(64, 77, 1), FusedKind { backward: true, ..any }, HOPPER, gradients_of_any),
-        (
-            lines(64, 12_301, 1),
-            FusedKind { backward: true, ..any },
-            HOPPER,
-            Kernel::FusedClusterTile { backward: true, held: Held::Logits, window: false },
-        ),
-        (
-            lines(64, 128_256, 1),
-            gradients,
-            HOPPER,
-            Kernel::FusedClusterTile { backward: true, held: Held::Scores, window: false },
-        ),
+        (lines(64, 12_301, 1), FusedKind { backward: true, ..any }, HOPPER, cluster_gradients(Held::Logits)),
+        (lines(64, 128_256, 1), gradients, HOPPER, cluster_gradients(Held::Scores)),
         (lines(64, 128_256, 1), gradients, TURING, Kernel::FusedRows { backward: true, scores: false }),
         (lines(64, 8195, 1), FusedKind { backward: true, masked_alike: 0, ..masked }, HOPPER, scores_of_gradients),
         (lines(64, 8195, 1), FusedKind { backward: true, ..masked }, HOPPER, gradients_of_any),
-        (
-            lines(64, 50_257, 1),
-            FusedKind { backward: true, ..masked },
-            HOPPER,
-            Kernel::FusedClusterTile { backward: true, held: Held::Logits, window: false },
-        ),
-        (
-            lines(64, 300_001, 1),
-            FusedKind { backward: true, ..masked },
-            HOPPER,
-            Kernel::FusedClusterTile { backward: true, held: Held::Scores, window: false },
-        ),
+        (lines(64, 50_257, 1), FusedKind { backward: true, ..masked }, HOPPER, cluster_gradients(Held::Logits)),
+        (lines(64, 300_001, 1), FusedKind { backward: true, ..masked }, HOPPER, cluster_gradients(Held::Scores)),
         (
             lines(1 << 20, 512, 1),
             FusedKind { narrow: false, ..packs },
