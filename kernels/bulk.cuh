@@ -30,9 +30,17 @@ struct ArrivalBarrier {
 
 // Copies 16 bytes into shared memory, from and to multiples of 16 bytes. There they are, for the thread that asked, when copied_packs() returns.
 __device__ __forceinline__ void copy_pack(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(__cvta_generic_to_global(from)) : "memory");
+#else
+    *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+#endif
 }
-__device__ __forceinline__ void copied_packs() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void copied_packs() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
 
 // Copies a run into shared memory, and one from there: multiples of 16 bytes, from and to multiples of 16.
 __device__ __forceinline__ void copy_in(void* to, const void* from, uint32_t bytes, ArrivalBarrier& arrived) {

@@ -906,15 +906,24 @@ __device__ __forceinline__ WeighedLine<Real<T>> weigh(const Fused<Real<T>>& call
     return {call.log ? line.dot : line.dot * inverse, factor, max, quick_exponential(sink - reference) * scale};
 }
 
-// The gradient of a logit of which the exponential was e, and the result's gradient g.
-template <bool FINITE, typename R>
-__device__ __forceinline__ R logit_gradient(const Fused<R>& call, const WeighedLine<R>& line, R e, R g) {
-    if (FINITE) return e * line.factor * (g - line.dot);
-    // What takes no part has 0, or of log-softmax, which drops nothing, g, whatever the others are.
-    const R p = e == R(0) ? R(0) : e * line.factor, one = R(1);
-    const R gradient = (call.log ? one : p) * (g - line.dot * (call.log ? p : one));
-    return p == R(0) ? (call.log ? g : R(0)) : gradient;
-}
+// The gradient of a logit of which the exponential was e, given the result's gradient g, times a scale.
+template <typename R>
+struct LogitGradient {
+    R factor, dot;
+    bool log;
+
+    __device__ __forceinline__ LogitGradient(const Fused<R>& call, const WeighedLine<R>& line, R scale = R(1))
+        : factor(call.log ? scale : line.factor * scale), dot(line.factor * scale * line.dot), log(call.log) {}
+    __device__ __forceinline__ bool is_finite() const { return isfinite(dot); }
+    // In a line that is finite
+    template <bool LOG>
+    __device__ __forceinline__ R of(R e, R g) const { return LOG ? fma(e, -dot, factor * g) : e * fma(factor, g, -dot); }
+    // In any: what takes no part has 0, or of log-softmax, which drops nothing, g, whatever the others are.
+    __device__ __forceinline__ R of_any(R e, R g) const {
+        if (e == R(0)) return log ? factor * g : R(0);
+        return log ? of<true>(e, g) : of<false>(e, g);
+    }
+};
 
 // From the scores again, and the gradient g of the result: reads both once and writes the scores' gradient if it is wanted. 3/2 of a
 // copy's bytes, which is the floor. What takes no part has the gradient 0 in a line of NaN, too, and its g does not count. Calls
@@ -958,7 +967,8 @@ __device__ __forceinline__ void fused_backward_line(const Fused<Real<T>>& call, 
     const auto line = weigh<T>(call, at, held, g, own_max, group);
     if (!there) return;
     if (call.sinks_gradient && (Group::BLOCK ? threadIdx.x == 0 : held.start == 0)) call.sinks_gradient[at.line] = -line.sink * line.dot;
-    const bool finite = !call.log && isfinite(line.dot);
+    const LogitGradient<R> gradient(call, line);
+    const bool finite = !call.log && gradient.is_finite();
 #pragma unroll
     for (int k = 0; k < PACKS; k++) {
         const int j = held.place(k);
@@ -969,10 +979,10 @@ __device__ __forceinline__ void fused_backward_line(const Fused<Real<T>>& call, 
         if (held.takes(k)) {
             if (finite) {
 #pragma unroll
-                for (int i = 0; i < SIZE; i++) result[i] = logit_gradient<true>(call, line, held.pack(k)[i], g.of(k, i));
+                for (int i = 0; i < SIZE; i++) result[i] = gradient.template of<false>(held.pack(k)[i], g.of(k, i));
             } else {
 #pragma unroll
-                for (int i = 0; i < SIZE; i++) result[i] = logit_gradient<false>(call, line, held.pack(k)[i], g.of(k, i));
+                for (int i = 0; i < SIZE; i++) result[i] = gradient.of_any(held.pack(k)[i], g.of(k, i));
             }
         }
         take(k, at.scores + j, result);
@@ -1033,8 +1043,7 @@ __device__ __forceinline__ void fused_backward_scores(const Fused<Real<T>>& call
     }
     auto line = weigh<T>(call, at, held, g, own_max, group);
     // The g of what takes no part does not count, which matters only where it is no number.
-    const bool finite = group.all(isfinite(line.dot));
-    if (!finite) {
+    if (!group.all(isfinite(line.dot))) {
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
 #pragma unroll
@@ -1054,7 +1063,8 @@ __device__ __forceinline__ void fused_backward_scores(const Fused<Real<T>>& call
 #pragma unroll
         for (auto& unit : pack.units) forget(unit);
     }
-    line.factor *= call.scale;
+    const LogitGradient<R> gradient(call, line, call.scale);
+    const bool finite = gradient.is_finite();
 #pragma unroll
     for (int k = 0; k < PACKS; k++) {
         if (held.place(k) >= len) continue;
@@ -1065,7 +1075,7 @@ __device__ __forceinline__ void fused_backward_scores(const Fused<Real<T>>& call
 #pragma unroll
             for (int i = 0; i < SIZE; i++) {
                 const R e = exponential(held.score(k, i));
-                result[i] = finite ? logit_gradient<true>(call, line, e, g.of(k, i)) : logit_gradient<false>(call, line, e, g.of(k, i));
+                result[i] = finite || e != R(0) ? gradient.template of<false>(e, g.of(k, i)) : R(0);
             }
         }
         store_as(PlainAccess{}, static_cast<T*>(call.result) + at.scores + held.place(k), result);

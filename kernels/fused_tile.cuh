@@ -54,6 +54,17 @@ __device__ __forceinline__ U read_shared_below(int j, int end, uint32_t from) {
     else READ_BELOW("ld.shared", "u32", "=r", bits, "r", from, j, end);
     return reinterpret_cast<const U&>(bits);
 }
+// Neighbouring bytes in shared memory, two of them, and one if j < end, or 0
+__device__ __forceinline__ uint2 read_bytes(uint32_t from) {
+    uint2 bytes;
+    asm volatile("ld.shared.u8 %0, [%2];\nld.shared.u8 %1, [%2+1];" : "=r"(bytes.x), "=r"(bytes.y) : "r"(from) : "memory");
+    return bytes;
+}
+__device__ __forceinline__ uint32_t read_byte_below(int j, int end, uint32_t from) {
+    uint32_t byte = 0;
+    READ_BELOW("ld.shared", "u8", "+r", byte, "r", from, j, end);
+    return byte;
+}
 template <typename P>
 __device__ __forceinline__ auto read_below(int j, int end, uint64_t from) {
     if constexpr (sizeof(P) == 1) {
@@ -83,24 +94,45 @@ __device__ __forceinline__ void write_shared(uint32_t to, U unit) {
     else asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(reinterpret_cast<const uint32_t&>(unit)) : "memory");
 }
 
-// A mask that all lines of a tile share, in shared memory: for each unit of half precision the bits that it keeps. Units begin at the even
-// places of a line or, behind these, at the odd ones, as it lies in its tile.
+// The mask of a line of half precision, in shared memory, as it lies in its 16 bytes of global memory: from there one byte after the other would be waited
+// for, and takes more instructions than the scores.
 struct MaskRow {
-    uint32_t units;  // their address; 0 where there is none
+    static constexpr int PACK = 16, SINGLE = 4;  // bytes; those by themselves that a thread asks for at once
+    uint32_t bytes;                              // the address of the first element's; 0 where there is no mask
 
-    static __device__ __forceinline__ uint32_t kept(bool low, bool high) { return (low ? 0xffffu : 0) | (high ? 0xffff0000u : 0); }
+    // What a line of so many elements takes.
+    static __device__ __forceinline__ int room(int len) { return (len + 2 * PACK - 2) / PACK * PACK; }
 
-    // The first `threads` of a block call this, before a barrier.
-    __device__ __forceinline__ void fill(const uint8_t* mask, int len, int threads) const {
-        for (int j = 2 * threadIdx.x; j < len; j += 2 * threads) {
-            const bool low = mask[j], high = j + 1 < len && mask[j + 1], next = j + 2 < len && mask[j + 2];
-            write_shared(at(j, len), kept(low, high));
-            if (j + 1 < len) write_shared(at(j + 1, len), kept(high, next));
+    // Copies it to this room, by so many threads, for which it is there when each has called copied_packs() and they have met.
+    __device__ __forceinline__ void fetch(unsigned char* room, const uint8_t* mask, int64_t step, int len, int rank, int threads) const {
+        const int before = static_cast<int>(reinterpret_cast<uintptr_t>(mask) % PACK), lead = (PACK - before) % PACK;
+        const int packs = step == 1 ? max(len - lead, 0) / PACK : 0;
+        unsigned char* to = room + before;
+#pragma unroll 1
+        for (int p = rank; p < packs; p += threads) copy_pack(to + lead + p * PACK, mask + lead + p * PACK);
+        // Those in no whole pack, before and behind these
+        const int first = packs > 0 ? lead : len, end = first + packs * PACK, single = first + len - end;
+        const auto place = [&](int i) { return i < first ? i : i - first + end; };
+#pragma unroll 1
+        for (int i = rank; i < single; i += SINGLE * threads) {
+            uint8_t found[SINGLE];
+#pragma unroll
+            for (int k = 0; k < SINGLE; k++) {
+                if (i + k * threads < single) found[k] = mask[place(i + k * threads) * step];
+            }
+#pragma unroll
+            for (int k = 0; k < SINGLE; k++) {
+                if (i + k * threads < single) to[place(i + k * threads)] = found[k];
+            }
         }
     }
-    // Where the unit is that begins at this place of the line, with those behind it.
-    __device__ __forceinline__ uint32_t at(int j, int len) const { return units + 4 * (j % 2 * ((len + 1) / 2) + j / 2); }
-    __device__ __forceinline__ bool keeps(int j, int len) const { return read_shared<uint32_t>(at(j, len)) & 0xffffu; }
+    // The bits that are kept of a unit, given the bytes of both elements.
+    static __device__ __forceinline__ uint32_t kept(uint32_t low, uint32_t high) {
+        // What is not 0 reaches the highest bit of its half, which all bits of it become.
+        uint32_t bits = high * 0x10000u + (low + 0x7fff7fffu);
+        asm("prmt.b32 %0, %0, 0, 0xbb99;" : "+r"(bits));
+        return bits;
+    }
 };
 
 // The elements of a line that a block takes.
@@ -200,15 +232,9 @@ struct TileGroup {
 // are not looked at while they are on their way.
 template <typename P, int PER_UNIT, bool IN_PAIRS>
 struct UnitRead {
-    using Stored = std::conditional_t<!IN_PAIRS, P, std::conditional_t<sizeof(P) == 1, uint16_t, uint32_t>>;
+    using Stored = std::conditional_t<IN_PAIRS, uint32_t, P>;
     using Word = std::conditional_t<sizeof(P) == 1, uint32_t, Stored>;
     Word words[IN_PAIRS ? 1 : PER_UNIT];
-
-    // Whether a mask that was read lets element i of the unit take part
-    __device__ __forceinline__ bool takes(int i) const {
-        if constexpr (IN_PAIRS) return words[0] & 0xffu << i * 8;
-        else return words[i];
-    }
 };
 
 // Which elements of a line in a tile are one thread's: up to WORDS units of 4 bytes (f64: elements), as far from each other as there are
@@ -378,12 +404,43 @@ struct TilePlaces {
             f(WORDS * PER_UNIT, found);
         }
     }
-    // Calls f(k, kept) with the bits that a mask in shared memory keeps of each unit and, where the line has such, of the ends.
-    template <typename R, typename F>
-    __device__ __forceinline__ void each_kept(const Fused<R>& call, const Place& place, const MaskRow& row, F f) const {
-        const int line_len = static_cast<int>(call.len), begin = static_cast<int>(place.first);
-        each_unit(row.at(begin + first, line_len), [&](int k, bool, Unit<T> kept) { f(k, bits_of(kept)); });
-        if (has_first || has_last) f(WORDS, MaskRow::kept(row.keeps(begin, line_len), row.keeps(begin + len - 1, line_len)));
+    // Calls f(k, low, high) with what a mask in shared memory says of each unit's elements and, the last ones, of the ends; 0 where the line has none.
+    template <typename F>
+    __device__ __forceinline__ void each_kept(const MaskRow& row, F f) const {
+        each_few_units([&](auto whole, int from, int j) {
+            uint32_t byte_at = row.bytes + j;
+#pragma unroll
+            for (int k = from; k < from + FEW; k++, j += step, byte_at += step) {
+                if constexpr (whole) {
+                    const uint2 bytes = read_bytes(byte_at);
+                    f(k, bytes.x, bytes.y);
+                } else {
+                    f(k, read_byte_below(j, units, byte_at), read_byte_below(j, units, byte_at + 1));
+                }
+            }
+        });
+        const uint2 bytes = ends_kept(row);
+        f(WORDS, bytes.x, bytes.y);
+    }
+    __device__ __forceinline__ uint2 ends_kept(const MaskRow& row) const {
+        return {read_byte_below(0, has_first, row.bytes), read_byte_below(0, has_last, row.bytes + len - 1)};
+    }
+    // … and f(k, is, unit, low, high) with each unit before them as each_unit has it, but for the ends.
+    template <typename F>
+    __device__ __forceinline__ void each_unit_and_kept(const MaskRow& row, F f) const {
+        each_few_units([&](auto whole, int from, int j) {
+            uint32_t unit_at = few_at(at, j), byte_at = row.bytes + j;
+#pragma unroll
+            for (int k = from; k < from + FEW; k++, j += step, unit_at += step * int(sizeof(T)), byte_at += step) {
+                if constexpr (whole) {
+                    const auto unit = read_shared<Unit<T>>(unit_at);
+                    const uint2 bytes = read_bytes(byte_at);
+                    f(k, true, unit, bytes.x, bytes.y);
+                } else {
+                    f(k, j < units, read_shared_below<Unit<T>>(j, units, unit_at), read_byte_below(j, units, byte_at), read_byte_below(j, units, byte_at + 1));
+                }
+            }
+        });
     }
     // Whether there is the element with this place in z, of a few units that may be there.
     __device__ __forceinline__ bool is_of_line(int n) const {
@@ -439,8 +496,8 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
     static __device__ __forceinline__ R logit(R z) { return z; }
     static __device__ __forceinline__ R absent() { return negative_infinity<R>(); }
 
-    // While the scores come: what is added to them or, where that is the same for all, the mask.
-    __device__ __forceinline__ void prepare(const Fused<R>& call, const Place& place, const MaskRow& row) {
+    // While the scores come: what is added to them or, where that is the same for all, the mask, but of half precision.
+    __device__ __forceinline__ void prepare(const Fused<R>& call, const Place& place) {
         log = call.log;
         const auto* bias = static_cast<const T*>(call.bias) + place.bias;
         const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
@@ -448,16 +505,14 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
         in_pairs = false;
         if (call.adds == EACH) in_pairs = each_read<(PER_UNIT > 1)>(bias, call.bias_step * sizeof(T), [&](int k, const auto& read) { hold(k, read.words); });
         if constexpr (MASKS_FIRST) {
-            if (comes_first(call, row)) {
+            if (comes_first(call)) {
                 each_read<false>(mask, call.mask_step, [&](int k, const auto& read) { hold(k, read.words); });
                 return;
             }
         }
-        if (!row.units) touch_mask(call, place);
+        if constexpr (PER_UNIT == 1) touch_mask(call, place);
     }
-    static __device__ __forceinline__ bool comes_first(const Fused<R>& call, const MaskRow& row) {
-        return MASKS_FIRST && call.masks == EACH && call.adds != EACH && !row.units;
-    }
+    static __device__ __forceinline__ bool comes_first(const Fused<R>& call) { return MASKS_FIRST && call.masks == EACH && call.adds != EACH; }
     // What was read for a unit, as bits that are not looked at while they are on their way: in pairs the first place in z has both.
     template <typename Word, int WORDS_READ>
     __device__ __forceinline__ void hold(int k, const Word (&words)[WORDS_READ]) {
@@ -489,25 +544,21 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
     __device__ __forceinline__ R load(const Fused<R>& call, const Place& place, const MaskRow& row) {
         const R scale = call.scale;
         R max;
-        if constexpr (CAPPED) max = load_capped(call, row);
+        if constexpr (CAPPED) max = load_capped(call);
         else if (call.adds == EACH) max = load_with([&](int k) { return beside(k); }, [&](R score, R own) { return fma(score, scale, own); });
-        else if (comes_first(call, row)) max = load_with([&](int k) { return held(k); }, [&](R score, R keep) { return keeps(keep) ? fma(score, scale, added) : absent(); });
+        else if (comes_first(call)) max = load_with([&](int k) { return held(k); }, [&](R score, R keep) { return keeps(keep) ? fma(score, scale, added) : absent(); });
         else max = load_with([](int) { return Few<R, PER_UNIT>{}; }, [&](R score, R) { return fma(score, scale, added); });
         const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
-        const bool late = call.masks == EACH && !comes_first(call, row);
-        if (late && PER_UNIT > 1 && row.units) {
+        const bool late = call.masks == EACH && !comes_first(call);
+        if (late) {
             if constexpr (PER_UNIT > 1) {
-                each_kept(call, place, row, [&](int k, uint32_t kept) {
-                    z[k * 2] = kept & 0xffffu ? z[k * 2] : absent();
-                    z[k * 2 + 1] = kept >> 16 ? z[k * 2 + 1] : absent();
+                each_kept(row, [&](int k, uint32_t low, uint32_t high) {
+                    z[k * 2] = low ? z[k * 2] : absent();
+                    z[k * 2 + 1] = high ? z[k * 2 + 1] : absent();
                 });
+            } else {
+                each_read<false>(mask, call.mask_step, [&](int k, const auto& read) { z[k] = read.words[0] ? z[k] : absent(); });
             }
-        } else if (late) {
-            // Not in pairs: more text for the driver, which takes 0.02 of the time at most.
-            each_read<false>(mask, call.mask_step, [&](int k, const auto& read) {
-#pragma unroll
-                for (int i = 0; i < PER_UNIT; i++) z[k * PER_UNIT + i] = read.takes(i) ? z[k * PER_UNIT + i] : absent();
-            });
         }
         const bool nothing = call.masks == ONE && !*mask;
         if (nothing) each_held([&](int n) { z[n] = absent(); });
@@ -537,7 +588,7 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
         }
         return max;
     }
-    __device__ __forceinline__ R load_capped(const Fused<R>& call, const MaskRow& row) {
+    __device__ __forceinline__ R load_capped(const Fused<R>& call) {
         R max = absent();
         each_few_scores([&](int few, const auto& found) {
 #pragma unroll
@@ -547,7 +598,7 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
                 for (int i = from; i < from + PER_UNIT; i++) {
                     R& own = z[few + i];
                     const R logit = fma(tangent<HAS_STEEPNESS<T>>(call, found.of[i]), call.cap, call.adds == EACH ? others.of[i - from] : added);
-                    const bool takes_part = is_of_line(few + i) && !(comes_first(call, row) && !keeps(others.of[i - from]));
+                    const bool takes_part = is_of_line(few + i) && !(comes_first(call) && !keeps(others.of[i - from]));
                     max = greater(max, own = takes_part ? logit : absent());
                 }
             }
@@ -589,13 +640,12 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
 };
 
 // Scores of half precision, which are the logits but for a scale above 0, a mask and a window, as they lie in memory: a thread has room
-// for twice as many, and what it does once is done half as often. In return exponentials are computed twice. IN_PAIRS: a mask is read so where
-// it can be, for more registers.
-template <typename T, int WORDS, int FEW, bool IN_PAIRS>
+// for twice as many, and what it does once is done half as often. In return exponentials are computed twice.
+template <typename T, int WORDS, int FEW>
 struct TileScores : TilePlaces<T, WORDS, FEW> {
     using R = Real<T>;
     using Places = TilePlaces<T, WORDS, FEW>;
-    using Places::Places, Places::each_kept, Places::each_pack, Places::each_read, Places::each_unit, Places::elements,
+    using Places::Places, Places::each_pack, Places::each_unit, Places::each_unit_and_kept, Places::elements, Places::ends_kept,
         Places::has_first, Places::has_last, Places::len;
     using Gradients = TileGradientUnits<T, WORDS>;
     static constexpr bool ONCE = false;
@@ -607,30 +657,25 @@ struct TileScores : TilePlaces<T, WORDS, FEW> {
     __device__ __forceinline__ Exponential<T> exponential(R max) const { return Exponential<T>(max, scale); }
     __device__ __forceinline__ R logit(R score) const { return product(score, scale); }
 
-    // While the scores come: the bits of those that a mask keeps.
-    __device__ __forceinline__ void prepare(const Fused<R>& call, const Place& place, const MaskRow& row) {
-        scale = call.scale;
-        const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
-        if (call.masks != EACH || row.units) return;
-        each_read<IN_PAIRS>(mask, call.mask_step, [&](int k, const auto& read) { bits_of(held[k]) = MaskRow::kept(read.takes(0), read.takes(1)); });
-    }
+    // While the scores come
+    __device__ __forceinline__ void prepare(const Fused<R>& call, const Place&) { scale = call.scale; }
 
     // Answers the greatest.
     __device__ __forceinline__ R load(const Fused<R>& call, const Place& place, const MaskRow& row) {
-        if (row.units) each_kept(call, place, row, [&](int k, uint32_t kept) { bits_of(held[k]) = kept; });
         const auto absent = no_elements<T>();
-        auto ends = absent;
+        auto max = absent, ends = absent;
         if (has_first) ends.x = elements[0];
         if (has_last) ends.y = elements[len - 1];
-        auto max = absent;
         if (call.masks == EACH) {
-            each_unit([&](int k, bool is, Unit<T> unit) { max = greater(max, held[k] = is ? only(unit, bits_of(held[k])) : absent); });
-            ends = only(ends, bits_of(held[WORDS]));
+            each_unit_and_kept(row, [&](int k, bool is, Unit<T> unit, uint32_t low, uint32_t high) {
+                max = greater(max, held[k] = is ? only(unit, MaskRow::kept(low, high)) : absent);
+            });
+            const uint2 bytes = ends_kept(row);
+            ends = only(ends, MaskRow::kept(bytes.x, bytes.y));
         } else {
             each_unit([&](int k, bool is, Unit<T> unit) { max = greater(max, held[k] = is ? unit : absent); });
         }
-        held[WORDS] = ends;
-        max = greater(max, ends);
+        max = greater(max, held[WORDS] = ends);
         const bool nothing = call.masks == ONE && !*(static_cast<const uint8_t*>(call.mask) + place.mask);
         if (nothing) {
             max = absent;
@@ -701,19 +746,24 @@ __device__ __forceinline__ void store_tile(const Held& held, const Tile<T>& tile
     else tile.store_elements(result, from);
 }
 
-// The mask of a tile's lines, the first of which has this number, if they share one; `behind` is what follows the tiles. All threads call this,
-// each with the place of its line.
+// Fetches the mask of half precision of this thread's line, the first of `here` lines of a tile having this number, or the one that all of these share; `behind` is
+// what follows the tiles. All threads call this, each with the place of its line, of which a block has this part.
 template <typename T, typename Group>
-__device__ __forceinline__ MaskRow shared_mask(const Fused<Real<T>>& call, const Group& group, int64_t number, int lines, const Place& at,
-                                               unsigned char* behind) {
-    MaskRow row{0};
-    if constexpr (sizeof(T) == 2 && !Group::CLUSTER) {
-        const auto first = static_cast<uint32_t>(number), last = first + lines - 1;
-        if (call.alike.size == 0 || call.alike.quotient(first) != call.alike.quotient(last)) return row;
-        row.units = shared_address(behind);
-        // By those that have a line
-        if (group.own() < lines) row.fill(static_cast<const uint8_t*>(call.mask) + at.mask, static_cast<int>(call.len), lines * group.size());
+__device__ __forceinline__ MaskRow fetch_mask(const Fused<Real<T>>& call, const Group& group, int64_t number, int here, LinePart part, const Place& line_at,
+                                              unsigned char* behind) {
+    if (sizeof(T) > 2 || call.masks != EACH) return {0};
+    const auto first = static_cast<uint32_t>(number);
+    const bool alike = call.alike.size > 0 && call.alike.quotient(first) == call.alike.quotient(first + here - 1);
+    // Of a line by itself what is in its window
+    const Place at = alike ? line_at : in_window(call, line_at);
+    const auto* mask = static_cast<const uint8_t*>(call.mask) + at.mask;
+    unsigned char* room = alike ? behind : behind + group.own() * MaskRow::room(part.len);
+    MaskRow row{static_cast<uint32_t>(shared_address(room) + reinterpret_cast<uintptr_t>(mask) % MaskRow::PACK)};
+    if (group.own() < here) {  // By those that have a line
+        row.fetch(room, mask, call.mask_step, alike ? part.len : window_len(line_at), alike ? int(threadIdx.x) : group.rank(),
+                  alike ? here * group.size() : group.size());
     }
+    if (alike) row.bytes += static_cast<uint32_t>(line_at.first);
     return row;
 }
 
@@ -777,7 +827,7 @@ constexpr int GRADIENT_WINDOW_BYTES = 2000;
 template <typename T>
 constexpr int WINDOW_BYTES = sizeof(T) == 2 ? GRADIENT_WINDOW_BYTES : 512;
 
-// Shared memory: the tile and its margin and, where lines share a mask, that. WINDOW: there is one.
+// Shared memory: the tile and its margin and, of half precision, masks. WINDOW: there is one.
 template <typename T, typename Held, bool WINDOW, typename Group>
 __device__ __forceinline__ void fused_tile(const Fused<Real<T>>& call, const Group& group, int ahead = 0) {
     using R = Real<T>;
@@ -793,12 +843,13 @@ __device__ __forceinline__ void fused_tile(const Fused<Real<T>>& call, const Gro
         piece.fetch(call, tile, call.scores, start, arrived[0]);
     });
     fetch_tiles_ahead<T, WINDOW>(call, group, part, ahead);
-    const auto mask = shared_mask<T>(call, group, number, here, line_at, memory + tile_room<T>(group.lines() * part.len));
     const Place at = in_window(call, line_at);
     const int first = static_cast<int>(at.first);
     const int from = Tile<T>::before(static_cast<const T*>(call.scores) + start), begin = from + group.own() * part.len + first;
+    const auto mask = fetch_mask<T>(call, group, number, here, part, line_at, memory + tile_room<T>(group.lines() * part.len));
     Held held(tile.elements + begin, begin, window_len(at), group);
-    held.prepare(call, at, mask);
+    held.prepare(call, at);
+    if (mask.bytes) copied_packs();
     wait_for_tiles(arrived);
     const R own_max = held.load(call, at, mask);
     const auto normalized = normalize<Held::ONCE, T>(call, at, held, own_max, group);
@@ -886,9 +937,8 @@ template <typename T, int WORDS, int FEW, bool CAPPED, bool MASKS_FIRST, typenam
 __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there,
                                                TileLogits<T, WORDS, FEW, CAPPED, MASKS_FIRST>& held,
                                                typename TileLogits<T, WORDS, FEW, CAPPED, MASKS_FIRST>::Gradients& g, const Group& group,
-                                               const MaskRow& mask, OfLogits of_logits) {
+                                               Real<T> own_max, OfLogits of_logits) {
     using R = Real<T>;
-    const R own_max = held.load(call, at, mask);
     // What takes no part does not count, even if it is not a number.
     constexpr int PER_UNIT = Element<T>::PER_UNIT;
     held.each_held([&](int n) {
@@ -896,15 +946,29 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
     });
     const auto line = weigh<T>(call, at, held, g, own_max, group);
     if (there && call.sinks_gradient && group.is_first()) call.sinks_gradient[at.line] = -line.sink * line.dot;
-    const bool finite = !call.log && isfinite(line.dot);
-    const auto each_gradient = [&](auto is_finite) {
+    const LogitGradient<R> gradient(call, line);
+    const auto each_gradient = [&](auto of) {
         held.each_held([&](int n) {
             if (n % PER_UNIT == 0) g.look_again(n / PER_UNIT);
-            held.z[n] = logit_gradient<is_finite>(call, line, held.z[n], g.of(n / PER_UNIT, n % PER_UNIT));
+            held.z[n] = of(held.z[n], g.of(n / PER_UNIT, n % PER_UNIT));
         });
     };
-    if (finite) each_gradient(Constant<true>{});
-    else each_gradient(Constant<false>{});
+    if (gradient.is_finite()) {
+        if (call.log) each_gradient([&](R e, R g) { return gradient.template of<true>(e, g); });
+        else each_gradient([&](R e, R g) { return gradient.template of<false>(e, g); });
+    } else if constexpr (PER_UNIT == 1) {
+        each_gradient([&](R e, R g) { return gradient.of_any(e, g); });
+    } else {
+        // Seldom, and so in local memory, in a loop that is little text.
+        Few<R, held.COUNT> z;
+        const auto of_result = g;
+#pragma unroll
+        for (int n = 0; n < held.COUNT; n++) z.of[n] = held.z[n];
+#pragma unroll 1
+        for (int n = 0; n < held.COUNT; n++) z.of[n] = gradient.of_any(z.of[n], of_result.of(n / PER_UNIT, n % PER_UNIT));
+#pragma unroll
+        for (int n = 0; n < held.COUNT; n++) held.z[n] = z.of[n];
+    }
     if (there) of_logits(held, at);
     if constexpr (CAPPED) {
         held.each_few_scores([&](int few, const auto& scores) {
@@ -919,11 +983,10 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
     }
 }
 template <typename T, int WORDS, int FEW, typename Group, typename OfLogits>
-__device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileScores<T, WORDS, FEW, false>& held,
-                                               typename TileScores<T, WORDS, FEW, false>::Gradients& g, const Group& group,
-                                               const MaskRow& mask, OfLogits) {
+__device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const Place& at, bool there, TileScores<T, WORDS, FEW>& held,
+                                               typename TileScores<T, WORDS, FEW>::Gradients& g, const Group& group,
+                                               Real<T> own_max, OfLogits) {
     using R = Real<T>;
-    const R own_max = held.load(call, at, mask);
     WeighedLine<R> line;
     bool finite;
     // The g of what takes no part does not count, which matters only where it is no number: then once more.
@@ -942,7 +1005,8 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
     }
     if (there && call.sinks_gradient && group.is_first()) call.sinks_gradient[at.line] = -line.sink * line.dot;
     const auto exponential = held.exponential(line.warp_max);
-    line.factor *= call.scale;
+    const LogitGradient<R> gradient(call, line, call.scale);
+    finite = gradient.is_finite();
     held.each_pack([&](int k) {
         forget(held.held[k]);  // as above
         g.look_again(k);
@@ -950,7 +1014,7 @@ __device__ __forceinline__ void tile_gradients(const Fused<Real<T>>& call, const
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const R e = exponential(held.score(k, i));
-            results[i] = finite ? logit_gradient<true>(call, line, e, g.of(k, i)) : logit_gradient<false>(call, line, e, g.of(k, i));
+            results[i] = finite || e != R(0) ? gradient.template of<false>(e, g.of(k, i)) : R(0);
         }
         held.held[k] = Element<T>::to_unit(results);
     });
@@ -971,7 +1035,7 @@ struct TilesOfLines {
     // All threads call this.
     __device__ __forceinline__ void fetch(const Fused<Real<T>>& call, const Piece& piece, ArrivalBarrier (&arrived)[2]) const {
         piece.fetch(call, scores, call.scores, start, arrived[0]);
-        if (call.dtype == OWN<T>) piece.fetch(call, gradient, call.gradient, start, arrived[1]);
+        if (sizeof(T) == 2 || call.dtype == OWN<T>) piece.fetch(call, gradient, call.gradient, start, arrived[1]);
         else Piece{0, 0, piece.rank, piece.threads}.fetch(call, gradient, call.scores, start, arrived[1]);
     }
     __device__ __forceinline__ void fetch(const Fused<Real<T>>& call, ArrivalBarrier (&arrived)[2]) const {
@@ -984,15 +1048,18 @@ template <bool WINDOW, typename T, typename Held, typename Group, typename Wait,
 __device__ __forceinline__ void gradients_of_tiles(const Fused<Real<T>>& call, const Group& group, int64_t number, int here, LinePart part, const Place& line_at,
                                                    const TilesOfLines<T>& tiles, unsigned char* behind, Wait wait, OfLogits of_logits) {
     const T* scores = static_cast<const T*>(call.scores) + tiles.start;
-    // There are not the registers for more than logits.
-    MaskRow mask{};
-    if constexpr (Held::ONCE) mask = shared_mask<T>(call, group, number, here, line_at, behind);
     const Place at = in_window(call, line_at);
     const int first = static_cast<int>(at.first);
     const int offset = group.own() * part.len, begin = Tile<T>::before(scores) + offset + first;
+    const auto mask = fetch_mask<T>(call, group, number, here, part, line_at, behind);
     Held held(tiles.scores.elements + begin, begin, window_len(at), group);
-    held.prepare(call, at, mask);
+    held.prepare(call, at);
+    if (mask.bytes) copied_packs();
     wait();
+    // Scores come before the gradients, for which bf16 has not the registers otherwise: 16 x 5001 x 5001 1.59, behind them 1.74; and logits behind them, as f32 has
+    // not.
+    Real<T> own_max;
+    if (!Held::ONCE) own_max = held.load(call, at, mask);
     typename Held::Gradients g;
     if (Held::PER_UNIT == 1 && call.dtype != OWN<T>) {
         if constexpr (Held::PER_UNIT == 1) g.load_other(held, call.dtype, call.gradient, at.scores);
@@ -1004,7 +1071,8 @@ __device__ __forceinline__ void gradients_of_tiles(const Fused<Real<T>>& call, c
         }
         g.load(held, gradients + first);
     }
-    tile_gradients(call, at, group.own() < here, held, g, group, mask, of_logits);
+    if (Held::ONCE) own_max = held.load(call, at, mask);
+    tile_gradients(call, at, group.own() < here, held, g, group, own_max, of_logits);
     if (!call.result) return;
     store_tile(held, tiles.scores, Tile<T>::before(scores), static_cast<T*>(call.result) + tiles.start, [&](T* results) {
         if (WINDOW) fill_outside(results, at, part, T{}, group);
@@ -1012,7 +1080,7 @@ __device__ __forceinline__ void gradients_of_tiles(const Fused<Real<T>>& call, c
 }
 
 // The gradients in tiles: moves what fused_backward_lines moves. Shared memory: two tiles with their margins, of scores and of the
-// result's gradient, and a mask as above.
+// result's gradient, and masks as above.
 template <typename T, typename Held, bool WINDOW, typename Group>
 __device__ __forceinline__ void fused_backward_tile(const Fused<Real<T>>& call, const Group& group, int ahead = 0) {
     using R = Real<T>;
@@ -1054,25 +1122,18 @@ using ManyInTile = TileLogits<T, 26, 2, false>;
 template <typename T>
 using CappedManyInTile = TileLogits<T, 26, 2, true>;
 template <typename T>
-using ScoresInTile = TileScores<T, 32, 4, true>;
+using ScoresInTile = TileScores<T, 32, 4>;
 // Of gradients: with a scale of f32 1.50 to 1.56 copies, with twelve units 1.7 to 2.4. Of half precision as numbers twenty in 96 registers, for which blocks
 // have up to 320 threads: 128 x 12 x 197 x 197 with a bias 1.90 (H100), ten in 64 registers 2.45, twenty in 128 2.08. Masks of f32 come first, as above:
 // 8 x 16 x 2047 x 2047 1.58, behind the scores 2.73; but code for them takes a softcap's gradients from 1.86 to 1.92.
-// Those of half precision, too, on Hopper: 8 x 16 x 2047 x 2047 bf16 2.44, as scores, before which there are not the registers for their bytes, 3.06; but not where
-// a bias that is read first has its gradient summed.
-#if __CUDA_ARCH__ >= 900
-constexpr bool HALF_MASKS_FIRST = true;
-#else
-constexpr bool HALF_MASKS_FIRST = false;
-#endif
-template <typename T, bool CAPPED = false, bool HALF_FIRST = HALF_MASKS_FIRST && !CAPPED>
+template <typename T, bool CAPPED = false>
 using LogitsInTiles =
     std::conditional_t<sizeof(T) == 4, TileLogits<T, 20, 4, CAPPED, !CAPPED>,
-                       std::conditional_t<sizeof(T) == 8, TileLogits<T, 8, 4, CAPPED>, TileLogits<T, CAPPED ? 18 : 20, 2, CAPPED, HALF_FIRST>>>;
+                       std::conditional_t<sizeof(T) == 8, TileLogits<T, 8, 4, CAPPED>, TileLogits<T, CAPPED ? 18 : 20, 2, CAPPED>>>;
 template <typename T>
 using CappedInTiles = LogitsInTiles<T, true>;
 template <typename T>
-using ScoresInTiles = TileScores<T, 20, 2, false>;
+using ScoresInTiles = TileScores<T, 20, 2>;
 template <typename T>
 constexpr int LOGITS_IN_TILES_THREADS = sizeof(T) == 2 ? 320 : 512;
 

@@ -4,7 +4,7 @@
 
 // The lines of a bias that lie side by side, and where it is broadcast to them: a block takes a tile of them after the other, up to sixteen, and
 // adds up their logits' gradients in shared memory, while the next tile comes. Moves what fused_backward_bias moves. Shared memory: twice what
-// the gradients in tiles take, the sums, and a mask.
+// the gradients in tiles take, the sums, and masks.
 template <typename T, bool WINDOW>
 __device__ __forceinline__ void fused_backward_bias_tile(const Fused<Real<T>>& call, const BiasSums<Real<T>>& bias, const TileGroup<Real<T>>& group) {
     using R = Real<T>;
@@ -57,10 +57,10 @@ __device__ __forceinline__ void fused_backward_bias_tile(const Fused<Real<T>>& c
             }
             held.each(add_one);
         };
-        unsigned char* behind = reinterpret_cast<unsigned char*>(sums + elements);
+        unsigned char* behind = memory + 2 * room + (elements + PER_UNIT) * sizeof(R) / 16 * 16 + 16;
         Place at = locate<true>(call, group.own() < here ? line + group.own() : 0);
         if constexpr (!WINDOW) at.first = 0, at.end = len;
-        gradients_of_tiles<WINDOW, T, LogitsInTiles<T, false, false>>(call, group, line, here, group.part(len), at, tiles_of(i, line), behind, wait, add);
+        gradients_of_tiles<WINDOW, T, LogitsInTiles<T>>(call, group, line, here, group.part(len), at, tiles_of(i, line), behind, wait, add);
         // Without results all meet here, before the next mask comes.
         if (!call.result) __syncthreads();
     }

@@ -1087,10 +1087,11 @@ fn lines_that_fill_a_gpu() -> Result<()> {
     if gpu_for(0).is_none() {
         return Ok(());
     }
-    for (i, (matrices, len)) in
-        [(1400, 49), (440, 77), (340, 100), (86, 197), (26, 333), (8, 801), (2, 1401)].into_iter().enumerate()
-    {
-        let (seed, dtype) = (i as u64, [DType::F16, DType::BF16][i % 2]);
+    let of_halves = [(1400, 49), (440, 77), (340, 100), (86, 197), (26, 333), (8, 801), (2, 1401)];
+    let of_halves = of_halves.into_iter().zip([DType::F16, DType::BF16].into_iter().cycle());
+    let of_f32 = [(40, 230), (10, 450), (4, 801), (4, 1023)].map(|shape| (shape, DType::F32));
+    for (i, ((matrices, len), dtype)) in of_halves.chain(of_f32).enumerate() {
+        let seed = i as u64;
         let plain = Case { scale: 0.5, ..Case::new(make(&[matrices / 2, 2, len, len], 3.0, seed, dtype)?) };
         let bias = Some(make(&[2, len, len], 2.0, seed + 1, dtype)?);
         let padding = Some(mask(&[matrices / 2, 1, 1, len], seed + 2)?);

@@ -127,12 +127,6 @@ fn logits_held(kind: FusedKind) -> Held {
     }
 }
 
-/// Whether gradients are held as logits, which have room for the bytes of a mask while the scores come, though they could be held as scores, which look at a few
-/// of these after the other. (8, 16, 2047, 2047) bf16 2.44 copies, as scores 3.06, (16, 5001, 5001) 2.07 and 3.33.
-fn reads_mask_first(kind: FusedKind) -> bool {
-    kind.backward && kind.masked_alike > 0
-}
-
 /// Threads of a block that has a line in a tile, forward, at most, where a cluster takes longer ones, whose blocks are in different phases. In copies, by such a
 /// block and a cluster: f32 with a bias, causal, masked, with a softcap 7001 1.14 and 1.10, 1.01 and 0.86, 1.11 and 1.04, 1.21 and 1.09, 11001 1.16 and 1.10,
 /// 1.07 and 0.83, 1.14 and 1.04, 1.30 and 1.04; bf16 14001 1.83 and 1.45, 0.97 and 1.00, 1.95 and 1.83, 1.85 and 1.48, 20001 1.57 and 1.34, 0.97 and 0.86,
@@ -155,26 +149,16 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
     let units = tile_units(lines, size);
     // Threads that share a line where each of them has up to so many units.
     let threads_of = |most: usize| threads_for(units, most);
-    let logits = logits_held(kind);
-    let half_on_hopper = size == 2 && device.compute_capability >= 90;
-    let scores = kind.scores && half_on_hopper;
-    let mut held = if scores && !reads_mask_first(kind) { Held::Scores } else { logits };
-    if scores && kind.masked_alike > 0 && !backward {
-        // Where four threads would take a line, of which each reads two bytes of the mask at a time, eight that hold logits are faster
-        // if these have enough to do: 261112 x 257 1.63, as scores 2.06; but 340613 x 197 1.77 and 1.29, 115977 x 577 1.82 and 1.42.
-        let (most, _) = fused_tile_count(backward, held, size);
-        let threads = threads_of(most);
-        if threads == 4 && 5 * units >= 4 * most * 4 && !tiles_share_mask(kind, size, tile_group(threads).2) {
-            held = logits;
-        }
-    }
+    let hopper = device.compute_capability >= 90;
+    let held = if kind.scores && size == 2 && hopper { Held::Scores } else { logits_held(kind) };
     let (most, mut most_threads) = fused_tile_count(backward, held, size);
-    if !backward && size < 8 && device.compute_capability >= 90 {
+    if hopper && !backward && size < 8 {
         most_threads = SMALL_TILE;
     }
     let most = units_of_thread((most, most_threads), lines, 1, threads_of, device);
     let fewer = threads_of(FUSED_TILE_MANY);
-    let many = half_on_hopper
+    let many = size == 2
+        && hopper
         && !backward
         && held != Held::Scores
         && fewer <= WARP.min(threads_of(most) / 2)
@@ -184,11 +168,11 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
     let grid = lines.count().div_ceil(per_block);
     // Of gradients another one, for those of the result
     let tiles = if backward { 2 } else { 1 };
-    let possible = threads <= most_threads && grid <= MAX_GRID && tiles * lines.len * size <= MOST_BYTES;
+    let bytes_of_line = tiles * lines.len * size + mask_bytes(lines, size, kind);
+    let possible = threads <= most_threads && grid <= MAX_GRID && bytes_of_line <= MOST_BYTES;
     possible.then(|| {
-        // Gradients that are held as scores have not the registers for a mask that lines share.
-        let shares_mask = !(backward && held == Held::Scores) && tiles_share_mask(kind, size, per_block);
-        let bytes = tiles_bytes(tiles, per_block, lines, size, shares_mask);
+        let shares_mask = tiles_share_mask(kind, size, per_block);
+        let bytes = tiles_bytes(tiles, per_block, lines, size, kind);
         let plan = plan(Kernel::FusedTile { backward, held, many, window }, grid, block);
         Plan { parameter: shift, shared_bytes: bytes as u32, shares_mask, ..plan }
     })
@@ -224,15 +208,7 @@ fn spread(mut blocks: usize, lines: Lines, device: DeviceFacts) -> usize {
 /// bf16, as they were before: with a bias 4096 x 50257 3.86 and 1.04, 5.35 and 1.33, 4096 x 32000 1.28 and 1.02; the gradients with a scale of 4096 x 50257 2.62
 /// and 1.54, 3.31 and 1.96, of 4096 x 128256 2.58 and 1.90, 2.96 and 2.35.
 fn fused_cluster_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
-    let of = |held| fused_cluster_tile_of(lines, kind, held, size, device);
-    match kind.scores && size == 2 {
-        true if reads_mask_first(kind) => of(Held::Logits).or_else(|| of(Held::Scores)),
-        true => of(Held::Scores),
-        false => of(logits_held(kind)),
-    }
-}
-
-fn fused_cluster_tile_of(lines: Lines, kind: FusedKind, held: Held, size: usize, device: DeviceFacts) -> Option<Plan> {
+    let held = if kind.scores && size == 2 { Held::Scores } else { logits_held(kind) };
     let FusedKind { backward, whole, tiles, narrow, .. } = kind;
     let in_tiles = backward || !whole || size == 4;
     if !(tiles && narrow && in_tiles && lines.inner == 1) || device.compute_capability < 90 {
@@ -255,7 +231,7 @@ fn fused_cluster_tile_of(lines: Lines, kind: FusedKind, held: Held, size: usize,
             return None;
         }
         let kernel = Kernel::FusedClusterTile { backward, held, window: kind.queries > 0 };
-        let bytes = tiles_bytes(if backward { 2 } else { 1 }, 1, part, size, false);
+        let bytes = tiles_bytes(if backward { 2 } else { 1 }, 1, part, size, kind);
         let plan = plan(kernel, lines.count() * blocks, threads_of(blocks, most));
         let plan = Plan { cluster: blocks as u32, shared_bytes: bytes as u32, ..plan };
         let registers = match (backward, held, size) {
@@ -282,15 +258,23 @@ fn tile_group(threads: usize) -> (i32, usize, usize) {
     }
 }
 
-/// What so many tiles with so many lines each take of shared memory, with a mask if these share one there.
-fn tiles_bytes(tiles: usize, per_block: usize, lines: Lines, size: usize, shares_mask: bool) -> usize {
-    let mask_bytes = if shares_mask { 4 * lines.len } else { 0 };
-    tiles * (tile_bytes(per_block, lines, size) as usize).next_multiple_of(128) + mask_bytes
+/// What so many tiles with so many lines each take of shared memory, with the masks of one of them.
+fn tiles_bytes(tiles: usize, per_block: usize, lines: Lines, size: usize, kind: FusedKind) -> usize {
+    tiles * (tile_bytes(per_block, lines, size) as usize).next_multiple_of(128)
+        + per_block * mask_bytes(lines, size, kind)
 }
 
-/// Whether most tiles of so many lines of half precision have one mask, as one of padding is. Then what it keeps of each two elements is found once, in
-/// shared memory: with a scale and a mask for each of many matrices (H100, bf16, copies) 340613 x 197 1.02, by a byte for each element 1.20, 261112 x 257 1.06
-/// and 1.46, 115977 x 577 1.10 and 1.28, 64064 x 1001 1.06 and 1.15; with a bias, too, 1.42 and 1.67, 1.26 and 1.56, 1.33 and 1.62, 1.57 and 1.93.
+/// What the mask of a line of half precision takes of shared memory, as `MaskRow` of `kernels/fused_tile.cuh` has it. H200, bf16, copies, with a mask that is read
+/// there byte by byte, and in global memory, where its bytes are waited for: 8 x 16 x 2047 x 2047 1.07 and 1.55, its gradient 2.40 and 2.45, 16 x 5001 x 5001
+/// 1.27 and 1.86, 2.03 and 2.10, 4 x 20001 x 20001 1.12 and 1.88, 2.00 and 2.44. But 8 x 16 x 2047 x 2047 with a bias that is there, too, 1.94 and 1.62.
+fn mask_bytes(lines: Lines, size: usize, kind: FusedKind) -> usize {
+    match size {
+        2 if kind.masked_alike > 0 => (lines.len + 15).next_multiple_of(16),
+        _ => 0,
+    }
+}
+
+/// Whether most tiles of so many lines of half precision have one mask, as one of padding is, which is read once then.
 fn tiles_share_mask(kind: FusedKind, size: usize, lines: usize) -> bool {
     size == 2 && lines > 1 && kind.masked_alike >= 4 * lines
 }
@@ -469,8 +453,9 @@ fn fused_bias_tile(
     let threads = threads_for(tile_units(lines, size), most);
     let (shift, block, per_block) = tile_group(threads);
     let shares_mask = tiles_share_mask(kind, size, per_block);
-    // Of half precision the sums may begin at the second place.
-    let bytes = tiles_bytes(4, per_block, lines, size, shares_mask) + (per_block * lines.len + 1) * 4;
+    // Of half precision the sums may begin at the second place; masks are whole packs behind them.
+    let sums_bytes = ((per_block * lines.len + 2) * 4).next_multiple_of(16);
+    let bytes = tiles_bytes(4, per_block, lines, size, kind) + sums_bytes + 16;
     let blocks = of.sums().div_ceil(per_block);
     // Half of the threads have nothing to do where fewer lines have a bias of their own.
     let fills = 2 * of.sums() >= blocks * per_block;
