@@ -467,7 +467,7 @@ struct TilePlaces {
     __device__ __forceinline__ void touch_mask(const Fused<R>& call, const Place& place) const {
         if (call.masks != EACH || call.mask_step != 1) return;
         const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
-        for (int j = first / PER_UNIT * 64; j < len; j += step / PER_UNIT * 64) read_below<uint8_t>(j, len, global_address(mask + j));
+        for (int j = first * 64; j < len; j += step * 64) read_below<uint8_t>(j, len, global_address(mask + j));
     }
 };
 
@@ -523,14 +523,10 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
             else own = reinterpret_cast<const R&>(words[i]);
         }
     }
-    __device__ __forceinline__ Few<R, PER_UNIT> held(int k) const {
-        if constexpr (PER_UNIT == 1) return {z[k]};
-        else return {z[k * 2], z[k * 2 + 1]};
-    }
-    // The same as numbers
+    // The same as numbers or, of a mask, which is f32's, as it is
     __device__ __forceinline__ Few<R, PER_UNIT> beside(int k) const {
         if constexpr (PER_UNIT == 1) {
-            return held(k);
+            return {z[k]};
         } else {
             const uint32_t first = __float_as_uint(z[k * 2]), second = __float_as_uint(z[k * 2 + 1]);
             const uint32_t both = __byte_perm(first, second, k < COUNT / 2 - 1 && in_pairs ? 0x3210 : 0x5410);
@@ -546,7 +542,7 @@ struct TileLogits : TilePlaces<T, WORDS, FEW> {
         R max;
         if constexpr (CAPPED) max = load_capped(call);
         else if (call.adds == EACH) max = load_with([&](int k) { return beside(k); }, [&](R score, R own) { return fma(score, scale, own); });
-        else if (comes_first(call)) max = load_with([&](int k) { return held(k); }, [&](R score, R keep) { return keeps(keep) ? fma(score, scale, added) : absent(); });
+        else if (comes_first(call)) max = load_with([&](int k) { return beside(k); }, [&](R score, R keep) { return keeps(keep) ? fma(score, scale, added) : absent(); });
         else max = load_with([](int) { return Few<R, PER_UNIT>{}; }, [&](R score, R) { return fma(score, scale, added); });
         const auto* mask = static_cast<const uint8_t*>(call.mask) + place.mask;
         const bool late = call.masks == EACH && !comes_first(call);

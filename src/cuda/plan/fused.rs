@@ -120,8 +120,10 @@ pub(super) fn fused_tile_count(backward: bool, held: Held, size: usize) -> (usiz
 /// The same of lines of half precision, forward, for which half the threads are enough then, since Hopper.
 pub(super) const FUSED_TILE_MANY: usize = 26;
 
-fn logits_held(kind: FusedKind) -> Held {
+/// What a thread holds of a line in tiles.
+fn held_in_tiles(kind: FusedKind, size: usize, device: DeviceFacts) -> Held {
     match kind.capped {
+        _ if kind.scores && size == 2 && device.compute_capability >= 90 => Held::Scores,
         true => Held::CappedLogits,
         false => Held::Logits,
     }
@@ -150,7 +152,7 @@ fn fused_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -
     // Threads that share a line where each of them has up to so many units.
     let threads_of = |most: usize| threads_for(units, most);
     let hopper = device.compute_capability >= 90;
-    let held = if kind.scores && size == 2 && hopper { Held::Scores } else { logits_held(kind) };
+    let held = held_in_tiles(kind, size, device);
     let (most, mut most_threads) = fused_tile_count(backward, held, size);
     if hopper && !backward && size < 8 {
         most_threads = SMALL_TILE;
@@ -208,12 +210,12 @@ fn spread(mut blocks: usize, lines: Lines, device: DeviceFacts) -> usize {
 /// bf16, as they were before: with a bias 4096 x 50257 3.86 and 1.04, 5.35 and 1.33, 4096 x 32000 1.28 and 1.02; the gradients with a scale of 4096 x 50257 2.62
 /// and 1.54, 3.31 and 1.96, of 4096 x 128256 2.58 and 1.90, 2.96 and 2.35.
 fn fused_cluster_tile(lines: Lines, kind: FusedKind, size: usize, device: DeviceFacts) -> Option<Plan> {
-    let held = if kind.scores && size == 2 { Held::Scores } else { logits_held(kind) };
     let FusedKind { backward, whole, tiles, narrow, .. } = kind;
     let in_tiles = backward || !whole || size == 4;
     if !(tiles && narrow && in_tiles && lines.inner == 1) || device.compute_capability < 90 {
         return None;
     }
+    let held = held_in_tiles(kind, size, device);
     let (most, most_threads) = fused_tile_count(backward, held, size);
     let largest = largest_cluster(device);
     // As `TileCluster::most` of kernels/hopper/fused_cluster_tile.cuh has it.
